@@ -184,7 +184,6 @@ docs: setup ## write the generated files: example configuration, its documentati
 	$(BIN)/python -m reconciler.cli.completion
 	$(BIN)/python -m reconciler.cli.rights
 	$(BIN)/python -m tests.architecture draw
-	$(BIN)/python -m tests.architecture.concept
 	$(BIN)/python deploy/dashboard.py
 
 # An environment of its own: `make test` does without mkdocs.

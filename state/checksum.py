@@ -36,12 +36,11 @@ def text(content: str) -> int:
     return fnv1a(f"(string){content}")
 
 
-def cpu_manager(policy: str, default_cpus: str, entries: Mapping[str, Json], version: int = 2) -> int:
-    """Checksum of cpu_manager_state. Version 1 has container ids to CPU lists, version 2 pod uids to names to lists."""
-    kind = "map[string]string" if version == 1 else "map[string]map[string]string"
+def cpu_manager(policy: str, default_cpus: str, entries: Mapping[str, Json]) -> int:
+    """Checksum of cpu_manager_state: pod uids to container names to CPU lists."""
     return fnv1a(
         f"(*state.CPUManagerCheckpoint){{PolicyName:(string){policy} DefaultCPUSet:(string){default_cpus} "
-        f"Entries:({kind}){_go(entries)} Checksum:(checksum.Checksum)0}}"
+        f"Entries:(map[string]map[string]string){_go(entries)} Checksum:(checksum.Checksum)0}}"
     )
 
 
@@ -55,11 +54,10 @@ def memory_manager(policy: str, machine: Mapping[str, Json], entries: Mapping[st
     )
 
 
-def devices(entries: Sequence[Json] | None, registered: Mapping[str, Json] | None, version: int = 2) -> int:
-    """Checksum of kubelet_internal_checkpoint. Version 1 (1.19 and older) lists device ids without their NUMA node."""
-    pods = _list(entries, lambda entry: _device_entry(entry, version))
+def devices(entries: Sequence[Json] | None, registered: Mapping[str, Json] | None) -> int:
+    """Checksum of kubelet_internal_checkpoint."""
     return fnv1a(
-        f"(checkpoint.checkpointData){{PodDeviceEntries:([]checkpoint.PodDevicesEntry){pods} "
+        f"(checkpoint.checkpointData){{PodDeviceEntries:([]checkpoint.PodDevicesEntry){_list(entries, _device_entry)} "
         f"RegisteredDevices:(map[string][]string){_map(registered, _go)}}}"
     )
 
@@ -108,18 +106,15 @@ def _memory_block(block: Json) -> str:
     return f"{{NUMAAffinity:([]int){nodes} Type:(v1.ResourceName){block['type']} Size:(uint64){block['size']}}}"
 
 
-def _device_entry(entry: Json, version: int) -> str:
+def _device_entry(entry: Json) -> str:
     ids = entry.get("DeviceIDs")
-    if version == 1:
-        shown = f"([]string){_go(ids)}"
-    else:
-        nodes = None if ids is None else {int(node): result for node, result in ids.items()}
-        shown = f"(checkpoint.DevicesPerNUMA){_map(nodes, _go)}"
+    nodes = None if ids is None else {int(node): result for node, result in ids.items()}
     answer = entry.get("AllocResp")
     octets = None if answer is None else list(base64.b64decode(answer))
     return (
         f"{{PodUID:(string){entry['PodUID']} ContainerName:(string){entry['ContainerName']} "
-        f"ResourceName:(string){entry['ResourceName']} DeviceIDs:{shown} AllocResp:([]uint8){_go(octets)}}}"
+        f"ResourceName:(string){entry['ResourceName']} DeviceIDs:(checkpoint.DevicesPerNUMA){_map(nodes, _go)} "
+        f"AllocResp:([]uint8){_go(octets)}}}"
     )
 
 

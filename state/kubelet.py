@@ -5,14 +5,13 @@ emptied file must never shrink protection, a foreign policy must be shown, a new
 
 What the kubelet has admitted for each container (in-place resizing) has had these formats:
 
-- 1.27 to 1.30, ``pod_status_manager_state``: requests only, and the state of a pod's resize
-  (`parse_pod_status`).
+- 1.27 to 1.30, ``pod_status_manager_state``: requests only, and the state of a pod's resize.
 - 1.31 and 1.32: the same name, the content as JSON inside a string; from 1.32 requests and limits.
 - from 1.33: ``allocated_pods_state`` (admitted) and ``actuated_pods_state`` (the runtime's last values). From 1.34 the
   entries have another shape; the newest kubelets add the whole pods in protobuf and keep these entries, too.
 
-Source: fixtures recorded from kubelet 1.22, 1.26 and 1.27; the CPU manager's version 1 from its source; KEP-1287; the
-kubelet's status/state and allocation/state packages; the checksum is checked against vectors of Kubernetes' own tests.
+Source: fixtures recorded from kubelet 1.22, 1.26 and 1.27; KEP-1287; the kubelet's status/state and
+allocation/state packages; the checksum is checked against vectors of Kubernetes' own tests.
 """
 
 from collections.abc import Mapping
@@ -25,37 +24,8 @@ from cgroupfs.bounded import digits
 from cgroupfs.cpuset import CpuSet
 from state import checkpoint as read
 from state import checksum
-from state.checkpoint import CheckpointError, CheckpointFault, Object, read_checkpoint
+from state.checkpoint import CheckpointError, CheckpointFault
 from state.model import CpuPolicy
-
-__all__ = [
-    "ACTUATED_PODS",
-    "ALLOCATED_PODS",
-    "CPU_STATE",
-    "DEVICES",
-    "DEVICE_PLUGINS",
-    "KUBELET_ROOT",
-    "MEMORY_STATE",
-    "POD_STATUS",
-    "AllocatedTexts",
-    "AllocationState",
-    "CheckpointError",
-    "CheckpointFault",
-    "CpuManagerState",
-    "DeviceEntry",
-    "DeviceState",
-    "MemoryBlock",
-    "MemoryManagerState",
-    "MemoryNode",
-    "MemoryTable",
-    "PodStatusState",
-    "parse_allocations",
-    "parse_cpu_manager_state",
-    "parse_devices",
-    "parse_memory_manager_state",
-    "parse_pod_status",
-    "read_checkpoint",
-]
 
 CPU_STATE: Final = "cpu_manager_state"
 MEMORY_STATE: Final = "memory_manager_state"
@@ -80,43 +50,19 @@ _PLAIN: Final = frozenset({"allocationEntries", "resizeStatusEntries", "checksum
 
 
 class CpuManagerState(msgspec.Struct, frozen=True, kw_only=True):
-    """cpu_manager_state. ``entries``: pod uid -> container name -> exclusive CPUs (version 2).
+    """cpu_manager_state. ``entries``: pod uid -> container name -> exclusive CPUs.
 
-    ``by_id``: container id -> CPUs (version 1, kubelets before 1.18). ``verified`` is False where the file carries no
-    checksum, which the kubelet accepts too.
+    ``verified`` is False where the file carries no checksum, which the kubelet accepts too.
     """
 
     policy: CpuPolicy
     default_cpus: CpuSet
     entries: Mapping[str, Mapping[str, CpuSet]] = {}
-    by_id: Mapping[str, CpuSet] = {}
-    version: int = 2
     verified: bool = True
 
     @property
     def exclusive_cpus(self) -> CpuSet:
-        mask = 0
-        for containers in (*self.entries.values(), self.by_id):
-            for cpus in containers.values():
-                mask |= cpus.mask
-        return CpuSet.from_mask(mask)
-
-
-class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of memory of one NUMA node. Units: bytes."""
-
-    total: int
-    allocatable: int
-    reserved: int
-    free: int
-
-
-class MemoryNode(msgspec.Struct, frozen=True, kw_only=True):
-    """One NUMA node; ``cells`` are the nodes that its multi-node allocations span."""
-
-    assignments: int
-    tables: Mapping[str, MemoryTable]
-    cells: tuple[int, ...]
+        return CpuSet.union(cpus for containers in self.entries.values() for cpus in containers.values())
 
 
 class MemoryBlock(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +77,6 @@ class MemoryManagerState(msgspec.Struct, frozen=True, kw_only=True):
     """memory_manager_state. ``entries``: pod uid -> container name -> blocks. ``policy``: "None" or "Static"."""
 
     policy: str
-    nodes: Mapping[int, MemoryNode] = {}
     entries: Mapping[str, Mapping[str, tuple[MemoryBlock, ...]]] = {}
 
 
@@ -148,59 +93,33 @@ class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
     """kubelet_internal_checkpoint of the device manager. ``verified`` False: it is too long to be hashed."""
 
     entries: tuple[DeviceEntry, ...] = ()
-    registered: Mapping[str, tuple[str, ...]] = {}
-    version: int = 2
-    verified: bool = True
-
-
-class PodStatusState(msgspec.Struct, frozen=True, kw_only=True):
-    """pod_status_manager_state: what in-place resizing allocated, as the kubelet's quantity texts.
-
-    ``verified`` False means "unknown", not "wrong": the checksum covers things that the file does not show.
-    """
-
-    allocations: Mapping[str, Mapping[str, Mapping[str, str]]] = {}
-    resizes: Mapping[str, str] = {}
     verified: bool = True
 
 
 def parse_cpu_manager_state(data: bytes, where: str = CPU_STATE) -> CpuManagerState:
-    """Read cpu_manager_state, version 1 or 2. Errors: `CheckpointError`."""
+    """Read cpu_manager_state, as of 1.18 and later. Errors: `CheckpointError`."""
     fields = read.load(data, where, {"policyName", "defaultCpuSet", "entries", "checksum"})
     policy_text = read.text(fields, "policyName", where)
     default_text = read.text(fields, "defaultCpuSet", where)
     entries = read.mapping(fields, "entries", where, optional=True)
-    flat = {name for name, value in entries.items() if isinstance(value, str)}
-    if flat and len(flat) != len(entries):
-        odd = next(name for name in entries if name not in flat)
-        raise CheckpointError(
-            CheckpointFault.INVALID, f"{where}: entries.{odd}", entries[odd], "CPU lists only, or objects only"
-        )
-    version = 1 if flat else 2
-    for uid, containers in entries.items():
-        if version == 2:
-            for name in read.mapping(entries, uid, f"{where}: entries"):
-                read.text(containers, name, f"{where}: entries.{uid}")
+    for uid in entries:
+        for name in read.mapping(entries, uid, f"{where}: entries"):
+            read.text(entries[uid], name, f"{where}: entries.{uid}")
     stored = read.number(fields, "checksum", where, optional=True)
-    # Without entries only the checksums distinguish the two versions.
-    versions = (version,) if entries else (2, 1)
-    good = [each for each in versions if checksum.cpu_manager(policy_text, default_text, entries, each) == stored]
-    if stored and not good:
-        expected = checksum.cpu_manager(policy_text, default_text, entries, version)
+    if stored and stored != (expected := checksum.cpu_manager(policy_text, default_text, entries)):
         raise CheckpointError(CheckpointFault.CHECKSUM, f"{where}: checksum", stored, f"{expected} for this content")
     if policy_text not in {CpuPolicy.NONE, CpuPolicy.STATIC}:
         raise CheckpointError(CheckpointFault.FOREIGN, f"{where}: policyName", policy_text, '"none" or "static"')
-    default = read.cpus(default_text, f"{where}: defaultCpuSet")
-    policy, verified = CpuPolicy(policy_text), bool(stored)
-    if version == 1:
-        by_id = {name: read.cpus(text, f"{where}: entries.{name}") for name, text in entries.items()}
-        return CpuManagerState(policy=policy, default_cpus=default, verified=verified, version=1, by_id=by_id)
     pods = {
         uid: {name: read.cpus(text, f"{where}: entries.{uid}.{name}") for name, text in containers.items()}
         for uid, containers in entries.items()
     }
-    version = good[0] if good else 2
-    return CpuManagerState(policy=policy, default_cpus=default, verified=verified, version=version, entries=pods)
+    return CpuManagerState(
+        policy=CpuPolicy(policy_text),
+        default_cpus=read.cpus(default_text, f"{where}: defaultCpuSet"),
+        verified=bool(stored),
+        entries=pods,
+    )
 
 
 def parse_memory_manager_state(data: bytes, where: str = MEMORY_STATE) -> MemoryManagerState:
@@ -209,20 +128,10 @@ def parse_memory_manager_state(data: bytes, where: str = MEMORY_STATE) -> Memory
     policy = read.text(fields, "policyName", where)
     machine = read.mapping(fields, "machineState", where, optional=True)
     entries = read.mapping(fields, "entries", where, optional=True)
-    nodes: dict[int, MemoryNode] = {}
-    for key, value in machine.items():
-        at = f"{where}: machineState.{key}"
-        number = digits(key)
-        if number is None:
+    for key in machine:
+        if digits(key) is None:
             raise CheckpointError(CheckpointFault.INVALID, f"{where}: machineState", key, "a NUMA node number")
-        node = read.mapping(machine, key, f"{where}: machineState")
-        tables = {
-            kind: _memory_table(read.mapping(node["memoryMap"], kind, f"{at}.memoryMap"), f"{at}.memoryMap.{kind}")
-            for kind in read.mapping(node, "memoryMap", at, optional=True)
-        }
-        cells = tuple(read.numbers(value, "cells", at))
-        assignments = read.number(value, "numberOfAssignments", at)
-        nodes[number] = MemoryNode(assignments=assignments, tables=tables, cells=cells)
+        _check_node(read.mapping(machine, key, f"{where}: machineState"), f"{where}: machineState.{key}")
     blocks = {
         uid: {
             name: tuple(
@@ -239,15 +148,15 @@ def parse_memory_manager_state(data: bytes, where: str = MEMORY_STATE) -> Memory
         raise CheckpointError(CheckpointFault.CHECKSUM, f"{where}: checksum", stored, f"{expected} for this content")
     if policy not in {"None", "Static", "BestEffort"}:
         raise CheckpointError(CheckpointFault.FOREIGN, f"{where}: policyName", policy, '"None" or "Static"')
-    return MemoryManagerState(policy=policy, nodes=nodes, entries=blocks)
+    return MemoryManagerState(policy=policy, entries=blocks)
 
 
 def parse_devices(data: bytes, where: str = DEVICES) -> DeviceState:
-    """Read kubelet_internal_checkpoint, with or without NUMA nodes. Errors: `CheckpointError`."""
+    """Read kubelet_internal_checkpoint, as of 1.20 and later. Errors: `CheckpointError`."""
     outer = read.load(data, where, {"Data", "Checksum"})
     fields = read.mapping(outer, "Data", where)
     read.known(fields, f"{where}: Data", {"PodDeviceEntries", "RegisteredDevices"})
-    entries, version = [], 2
+    entries = []
     for number, item in enumerate(read.items(fields, "PodDeviceEntries", f"{where}: Data", optional=True)):
         at = f"{where}: Data.PodDeviceEntries[{number}]"
         if not isinstance(item, dict):
@@ -255,26 +164,22 @@ def parse_devices(data: bytes, where: str = DEVICES) -> DeviceState:
         read.known(item, at, {"PodUID", "ContainerName", "ResourceName", "DeviceIDs", "AllocResp"})
         if item.get("AllocResp") is not None:
             read.text(item, "AllocResp", at)
-        ids = item.get("DeviceIDs")
-        if isinstance(ids, list):
-            version, nodes = 1, {-1: read.texts(item, "DeviceIDs", at)}
-        else:
-            nodes = {}
-            for node in read.mapping(item, "DeviceIDs", at, optional=True):
-                number_of = digits(node.removeprefix("-"))
-                if number_of is None:
-                    raise CheckpointError(CheckpointFault.INVALID, f"{at}.DeviceIDs", node, "a NUMA node number")
-                nodes[-number_of if node[0] == "-" else number_of] = read.texts(
-                    item["DeviceIDs"], node, f"{at}.DeviceIDs"
-                )
+        nodes: dict[int, tuple[str, ...]] = {}
+        for node in read.mapping(item, "DeviceIDs", at, optional=True):
+            number_of = digits(node.removeprefix("-"))
+            if number_of is None:
+                raise CheckpointError(CheckpointFault.INVALID, f"{at}.DeviceIDs", node, "a NUMA node number")
+            ids = read.texts(item["DeviceIDs"], node, f"{at}.DeviceIDs")
+            nodes[-number_of if node[0] == "-" else number_of] = ids
         uid, name, resource = (read.text(item, key, at) for key in ("PodUID", "ContainerName", "ResourceName"))
         entries.append(DeviceEntry(pod_uid=uid, container=name, resource=resource, devices=nodes))
     listed = read.mapping(fields, "RegisteredDevices", f"{where}: Data", optional=True)
-    registered = {name: read.texts(listed, name, f"{where}: Data.RegisteredDevices") for name in listed}
+    for name in listed:
+        read.texts(listed, name, f"{where}: Data.RegisteredDevices")
     stored = read.number(outer, "Checksum", where)
     if checked := len(data) <= _CHECKED_BYTES:
         try:
-            expected = checksum.devices(fields.get("PodDeviceEntries"), fields.get("RegisteredDevices"), version)
+            expected = checksum.devices(fields.get("PodDeviceEntries"), fields.get("RegisteredDevices"))
         except ValueError as exc:
             raise CheckpointError(
                 CheckpointFault.INVALID, f"{where}: Data.PodDeviceEntries.AllocResp", str(exc), "base64"
@@ -283,32 +188,18 @@ def parse_devices(data: bytes, where: str = DEVICES) -> DeviceState:
             raise CheckpointError(
                 CheckpointFault.CHECKSUM, f"{where}: Checksum", stored, f"{expected} for this content"
             )
-    return DeviceState(entries=tuple(entries), registered=registered, version=version, verified=checked)
+    return DeviceState(entries=tuple(entries), verified=checked)
 
 
-def parse_pod_status(data: bytes, where: str = POD_STATUS) -> PodStatusState:
-    """Read pod_status_manager_state. Errors: `CheckpointError`; never for the checksum (see `PodStatusState`)."""
-    fields = read.load(data, where, {"allocationEntries", "resizeStatusEntries", "checksum"})
-    raw = read.mapping(fields, "allocationEntries", where, optional=True)
-    allocations: dict[str, dict[str, dict[str, str]]] = {}
-    for uid in raw:
-        for name in read.mapping(raw, uid, f"{where}: allocationEntries"):
-            at = f"{where}: allocationEntries.{uid}"
-            given = read.mapping(raw[uid], name, at, optional=True)
-            amounts = {kind: read.text(given, kind, f"{at}.{name}") for kind in given}
-            allocations.setdefault(uid, {})[name] = amounts
-    resizes = read.mapping(fields, "resizeStatusEntries", where, optional=True)
-    texts = {uid: read.text(resizes, uid, f"{where}: resizeStatusEntries") for uid in resizes}
-    stored = read.number(fields, "checksum", where)
-    return PodStatusState(allocations=allocations, resizes=texts, verified=stored in checksum.pod_status(raw, texts))
-
-
-def _memory_table(fields: Object, where: str) -> MemoryTable:
-    read.number(fields, "systemReserved", where)  # part of the form
-    total, allocatable, reserved, free = (
-        read.number(fields, name, where) for name in ("total", "allocatable", "reserved", "free")
-    )
-    return MemoryTable(total=total, allocatable=allocatable, reserved=reserved, free=free)
+def _check_node(fields: Mapping[str, Any], where: str) -> None:
+    """What the checksum is made of; nothing else needs it. Errors: `CheckpointError`."""
+    tables = read.mapping(fields, "memoryMap", where, optional=True)
+    for kind in tables:
+        table = read.mapping(tables, kind, f"{where}.memoryMap")
+        for name in ("total", "systemReserved", "allocatable", "reserved", "free"):
+            read.number(table, name, f"{where}.memoryMap.{kind}")
+    read.numbers(fields, "cells", where)
+    read.number(fields, "numberOfAssignments", where)
 
 
 def _memory_block(result: Any, where: str) -> MemoryBlock:
@@ -343,7 +234,8 @@ def parse_allocations(data: bytes, where: str = ALLOCATED_PODS) -> AllocationSta
     """Read any of the three files. Errors: `CheckpointError`."""
     fields = read.load(data, where, {*_PLAIN, "data", "version"})
     if "data" not in fields:
-        return _plain(data, where)
+        read.known(fields, where, set(_PLAIN))
+        return _plain(fields, where)
     version = read.text(fields, "version", where) if "version" in fields else ""
     if version not in _VERSIONS:
         raise CheckpointError(
@@ -367,13 +259,18 @@ def parse_allocations(data: bytes, where: str = ALLOCATED_PODS) -> AllocationSta
     )
 
 
-def _plain(data: bytes, where: str) -> AllocationState:
-    status_state = parse_pod_status(data, where)
-    pods = {
-        uid: {name: AllocatedTexts(requests=amounts) for name, amounts in containers.items()}
-        for uid, containers in status_state.allocations.items()
-    }
-    return AllocationState(pods=pods, resizes=status_state.resizes, verified=status_state.verified)
+def _plain(fields: Mapping[str, Any], where: str) -> AllocationState:
+    """Of 1.27 to 1.30. Errors: `CheckpointError`; never for the checksum, which covers what the file does not show."""
+    raw = read.mapping(fields, "allocationEntries", where, optional=True)
+    pods: dict[str, dict[str, AllocatedTexts]] = {}
+    for uid in raw:
+        at = f"{where}: allocationEntries.{uid}"
+        for name in read.mapping(raw, uid, f"{where}: allocationEntries"):
+            pods.setdefault(uid, {})[name] = AllocatedTexts(requests=_amounts(raw[uid], name, at))
+    resizes = read.mapping(fields, "resizeStatusEntries", where, optional=True)
+    texts = {uid: read.text(resizes, uid, f"{where}: resizeStatusEntries") for uid in resizes}
+    stored = read.number(fields, "checksum", where)
+    return AllocationState(pods=pods, resizes=texts, verified=stored in checksum.pod_status(raw, texts))
 
 
 def _by_container(content: Mapping[str, Any], where: str) -> dict[str, dict[str, AllocatedTexts]]:

@@ -1,7 +1,6 @@
 """The manual pages name what there is, and nothing else: metrics, commands, documents."""
 
 import re
-import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from reconciler.cli.main import COMMANDS
 from reconciler.config.model import Config
 from reconciler.pods.marks import ANNOTATIONS, LABELS, UNOBEYED
 from reconciler.settings.schema import ListType, Schema, section_of
-from tests.architecture import concept
 from tests.reconciler.telemetry.complete import exposed
 
 ROOT = Path(__file__).parents[1]
@@ -158,14 +156,6 @@ def test_the_comparison_has_a_date_and_a_commit_for_each_project() -> None:
     assert len(header) == 5
     assert all(re.match(r" [0-9a-f]{7,9}\b", cell) for cell in commits)
     assert all(re.fullmatch(r" 20\d\d-\d\d-\d\d ", cell) for cell in dates)
-
-
-def test_the_concept_drawing_is_what_its_program_draws() -> None:
-    assert concept.SVG.read_text() == concept.drawing()
-    assert ET.fromstring(concept.drawing()).tag.endswith("svg")
-    for box in concept.BOXES:
-        assert box.x + box.width <= 940
-        assert max(map(len, box.lines)) * 6.2 + 12 < box.width, box.title
 
 
 def test_every_check_that_the_security_page_names_is_there() -> None:

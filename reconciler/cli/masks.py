@@ -403,12 +403,11 @@ def mask_devices(text: str) -> str:
         result = _loaded(text)
         data = result["Data"]
         entries = data["PodDeviceEntries"] or []
-        version = 1 if any(isinstance(entry.get("DeviceIDs"), list) for entry in entries) else 2
-        right = result["Checksum"] == checksum.devices(data["PodDeviceEntries"], data["RegisteredDevices"], version)
+        right = result["Checksum"] == checksum.devices(data["PodDeviceEntries"], data["RegisteredDevices"])
         for entry in entries:
             entry["AllocResp"] = None
         if right:
-            result["Checksum"] = checksum.devices(data["PodDeviceEntries"], data["RegisteredDevices"], version)
+            result["Checksum"] = checksum.devices(data["PodDeviceEntries"], data["RegisteredDevices"])
     except (ValueError, LookupError, TypeError, AttributeError):
         return mask_text(text)
     return json.dumps(result)

@@ -5,9 +5,23 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from state.machine_syntax import SYNTAX
-
 PROGRAM: Final = "bypassctl"
+SYNTAX: Final = """\
+A machine is a shape, then any of the other parts, divided by semicolons:
+
+  2 sockets x 2 nodes x 8 cores x 2 threads   each level is per one of the level before; levels may be omitted
+  8 cores x 2 threads + 16 e-cores            additional efficiency cores with one thread
+  l3 per 4 cores                              or: per core, per node (default), per socket
+  e-cores 16-23                               the cores of these CPUs are efficiency cores
+  offline 3    isolated 4-7                   CPUs that are not online; CPUs of isolcpus
+  distance 10 12 32                           a node to itself, within its socket, to another socket;
+                                              or a row for each node: distance 10 20 / 20 10
+  memory 64G per node                         memory nodes 2 of 128G: nodes with memory only
+  numbering adjacent                          siblings are n and n+1; alternating: CPU numbers alternate between nodes;
+                                              firmware (default): first threads first
+  numa off                                    one node over all sockets
+"""
+"""The short form of docs/machine.md."""
 EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "status": (("status", "the node on one screen"), ("status -o json", "the same for a program such as jq")),
     "pods": (

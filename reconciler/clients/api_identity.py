@@ -4,7 +4,6 @@ Files are searched, and no request is sent.
 """
 
 import os
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, final
 
@@ -14,7 +13,7 @@ from cgroupfs.errors import InputError, SourceError
 from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.clients.kube_config import ApiIdentity, ApiServer
 from reconciler.runtime.kubelet_programs import KUBECONFIGS
-from reconciler.runtime.safe_files import FileRule
+from reconciler.runtime.safe_files import FileRule, file_version
 from reconciler.settings.schema import FeatureSwitch
 
 NAME: Final = "API server"
@@ -25,14 +24,17 @@ OWN_MARK: Final = "# Made by `bypassctl init credentials`: "
 """The begin of a kubeconfig that bypassd has made, and in which it may renew its token."""
 
 
-def find_peer(
-    config: ApiServer, *, root: str = "/", kubelets: str | None = None, environ: Mapping[str, str] = os.environ
-) -> HttpEndpoint:
+def find_peer(config: ApiServer, *, root: str = "/", kubelets: str | None = None) -> HttpEndpoint:
     """The endpoint: the configured one, else by a pod's service account, else by our or the kubelet's kubeconfig.
 
     ``kubelets``: the kubeconfig in the kubelet's command line. A pod's own files are never below ``root``. Errors:
     `SourceError` if none is available, or the kubeconfig cannot be used.
     """
+    return ApiPeer(config, root=root, kubelets=kubelets).find()
+
+
+def _endpoint(config: ApiServer, path: str | None, root: str) -> HttpEndpoint:
+    """``path``: the kubeconfig that counts. Errors: as `find_peer`."""
     if not config.enabled:
         raise SourceError(NAME, "apiserver.enabled is false")
     if config.server is not None:
@@ -46,13 +48,8 @@ def find_peer(
             insecure=config.insecure_skip_verify,
             timeout_s=config.timeout_s,
         )
-    return _peer(config, kubeconfig_path(config, root=root, kubelets=kubelets, environ=environ), root, environ)
-
-
-def _peer(config: ApiServer, path: str | None, root: str, environ: Mapping[str, str]) -> HttpEndpoint:
-    """As `find_peer`, without a configured server; ``path``: the kubeconfig that counts."""
     if path is None:
-        host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
+        host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host or _is_kubelets(config):
             raise SourceError(NAME, f"neither a kubeconfig nor a service account found (identity: {config.identity})")
         return HttpEndpoint(
@@ -75,18 +72,10 @@ def _peer(config: ApiServer, path: str | None, root: str, environ: Mapping[str, 
 class ApiPeer:
     """The endpoint of `find_peer`, determined again when the kubeconfig has changed."""
 
-    def __init__(
-        self,
-        config: ApiServer,
-        *,
-        root: str = "/",
-        kubelets: str | None = None,
-        environ: Mapping[str, str] = os.environ,
-    ) -> None:
+    def __init__(self, config: ApiServer, *, root: str = "/", kubelets: str | None = None) -> None:
         self._config = config
         self._root = root
         self._kubelets = kubelets
-        self._environ = environ
         self._found: tuple[object, HttpEndpoint] | None = None
         self._kubeconfig: str | None = None
 
@@ -97,35 +86,21 @@ class ApiPeer:
 
     def find(self) -> HttpEndpoint:
         """The endpoint now; it is the same object until something has changed. Errors: as those of `find_peer`."""
-        path = kubeconfig_path(self._config, root=self._root, kubelets=self._kubelets, environ=self._environ)
+        path = kubeconfig_path(self._config, root=self._root, kubelets=self._kubelets)
         self._kubeconfig = None if self._config.server is not None else path
-        version = path, None if path is None else _version(_below(self._root, path))
+        version = path, None if path is None else file_version(_below(self._root, path))
         if self._found is None or version != self._found[0]:
-            if self._config.enabled and self._config.server is None:
-                peer = _peer(self._config, path, self._root, self._environ)
-            else:
-                peer = find_peer(self._config, root=self._root, kubelets=self._kubelets, environ=self._environ)
-            self._found = version, peer
+            self._found = version, _endpoint(self._config, path, self._root)
         return self._found[1]
 
 
-def _version(path: str) -> object:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
-
-
-def kubeconfig_path(
-    config: ApiServer, *, root: str = "/", kubelets: str | None = None, environ: Mapping[str, str] = os.environ
-) -> str | None:
+def kubeconfig_path(config: ApiServer, *, root: str = "/", kubelets: str | None = None) -> str | None:
     """The kubeconfig that counts; None: the service account, or nothing."""
     if config.kubeconfig is not None:
         return config.kubeconfig
     candidates: tuple[str, ...] = ()
     if config.identity is not ApiIdentity.KUBELET:
-        if in_pod(environ):
+        if in_pod():
             return None
         candidates = (OWN_KUBECONFIG,)
     if config.identity is not ApiIdentity.OWN:
@@ -142,18 +117,13 @@ def _below(root: str, path: str) -> str:
     return os.path.join(root, path.lstrip("/"))
 
 
-def in_pod(environ: Mapping[str, str] = os.environ) -> bool:
+def in_pod() -> bool:
     """Whether this process has a pod's service account."""
-    return bool(environ.get("KUBERNETES_SERVICE_HOST")) and os.path.exists(f"{SERVICE_ACCOUNT}/token")
+    return bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and os.path.exists(f"{SERVICE_ACCOUNT}/token")
 
 
 def belongs_to_cluster(
-    config: ApiServer,
-    *,
-    root: str = "/",
-    kubelets: str | None = None,
-    standalone: bool = False,
-    environ: Mapping[str, str] = os.environ,
+    config: ApiServer, *, root: str = "/", kubelets: str | None = None, standalone: bool = False
 ) -> bool:
     """Whether the node has an API server; True unless the opposite is known.
 
@@ -166,42 +136,40 @@ def belongs_to_cluster(
         return False
     if not standalone or config.server is not None or config.identity is not ApiIdentity.AUTO or kubelets:
         return True
-    if environ.get("KUBERNETES_SERVICE_HOST"):
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
         return True
-    return kubeconfig_path(config, root=root, kubelets=kubelets, environ=environ) is not None
+    return kubeconfig_path(config, root=root, kubelets=kubelets) is not None
 
 
-def own_identity(config: ApiServer, *, root: str = "/", environ: Mapping[str, str] = os.environ) -> HttpEndpoint | None:
+def own_identity(config: ApiServer, *, root: str = "/") -> HttpEndpoint | None:
     """The endpoint with credentials that are bypassd's and not the kubelet's; None without, or unusable ones.
 
     Only they may be accepted by the kubelet's port: the Node authorizer gives no node the right to read there.
     """
-    peer = own_peer(config, root=root, environ=environ)
+    peer = own_peer(config, root=root)
     try:
         return None if peer is None else peer.find()
     except SourceError:
         return None
 
 
-def own_peer(config: ApiServer, *, root: str = "/", environ: Mapping[str, str] = os.environ) -> ApiPeer | None:
+def own_peer(config: ApiServer, *, root: str = "/") -> ApiPeer | None:
     """What finds the endpoint of `own_identity`, again and again; None: the configuration rules it out."""
     if not config.enabled or (config.kubeconfig is None and config.server is None and _is_kubelets(config)):
         return None
-    return ApiPeer(structs.replace(config, identity=ApiIdentity.OWN), root=root, environ=environ)
+    return ApiPeer(structs.replace(config, identity=ApiIdentity.OWN), root=root)
 
 
-def watches_pods(
-    config: ApiServer, *, root: str = "/", kubelets: str | None = None, environ: Mapping[str, str] = os.environ
-) -> bool:
+def watches_pods(config: ApiServer, *, root: str = "/", kubelets: str | None = None) -> bool:
     """Whether the API server is to be watched, as `FeatureSwitch` and `ApiIdentity` say. No request is sent."""
     if not config.enabled or config.watch_pods is FeatureSwitch.OFF:
         return False
     if config.watch_pods is FeatureSwitch.ON or config.server is not None or config.kubeconfig is not None:
         return True
     if _is_kubelets(config):
-        return kubeconfig_path(config, root=root, kubelets=kubelets, environ=environ) is not None
+        return kubeconfig_path(config, root=root, kubelets=kubelets) is not None
     own = structs.replace(config, identity=ApiIdentity.OWN)
-    return in_pod(environ) or kubeconfig_path(own, root=root, environ=environ) is not None
+    return in_pod() or kubeconfig_path(own, root=root) is not None
 
 
 def _is_kubelets(config: ApiServer) -> bool:

@@ -26,10 +26,10 @@ from msgspec import Struct
 from cgroupfs.errors import SourceError
 from reconciler import __version__
 from reconciler.clients.endpoint import MASK, HttpEndpoint, split_url
-from reconciler.clients.http_config import checked_token
+from reconciler.clients.token_life import token_of
 from reconciler.runtime.format import duration, size
 from reconciler.runtime.lazy import import_in_thread
-from reconciler.runtime.safe_files import LARGEST, FileRule, read_file
+from reconciler.runtime.safe_files import FileRule, file_version, read_file
 from reconciler.runtime.stints import in_worker
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ _MOST_WAITS: Final = 10
 """A response in parts may take this many times the peer's timeout in all."""
 # Of a response that is read for its message and not for its data.
 _MOST_KEPT: Final = 8 * 1024
-_LONGEST_TOKEN: Final = 64 * 1024
 _NO_HEADER: Final = "invalid character in a request header"
 _KEEPALIVE_S: Final = 120.0
 _CLOSE_S: Final = 1.0
@@ -141,7 +140,7 @@ class HttpSession:
         self._pool: httpcore2.AsyncConnectionPool | None = None
         self._backend: ClosingBackend | None = None
         self._trusted: object = None
-        self._token: tuple[object, str] | None = None
+        self._token: tuple[object, str | None] | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -365,7 +364,7 @@ class HttpSession:
         return f"HTTP {answer.status} {answer.excerpt}".rstrip()
 
     async def _open(self) -> "httpcore2.AsyncConnectionPool":
-        trusted = tuple(_version(path) for path in (self._peer.ca_file, self._peer.cert_file, self._peer.key_file))
+        trusted = tuple(file_version(path) for path in (self._peer.ca_file, self._peer.cert_file, self._peer.key_file))
         if self._pool is not None and trusted == self._trusted:
             return self._pool
         context = await self._shared_context(trusted) if self._peer.secure else None
@@ -426,24 +425,15 @@ class HttpSession:
     def _read_token(self) -> str | None:
         """The bearer token; read again when the file has been replaced, as projected tokens are every hour."""
         path = self._peer.token_file
-        if path is None:
-            return self._peer.inline.token
-        version = _version(path)
+        version = None if path is None else file_version(path)
         if self._token is None or self._token[0] != version:
-            try:
-                self._token = (version, checked_token(self._read(path, _LONGEST_TOKEN).decode("ascii")))
-            except OSError as exc:
-                raise self._error(f"cannot read the token of {path}: {exc.strerror or exc}") from exc
-            except UnicodeDecodeError:
-                raise self._error(f"cannot use the token of {path}: not ASCII text") from None
-            except ValueError as exc:
-                raise self._error(f"cannot use the token of {path}: {exc}") from exc
+            self._token = version, token_of(self._peer)
         return self._token[1]
 
-    def _read(self, path: str, largest: int = LARGEST) -> bytes:
+    def _read(self, path: str) -> bytes:
         """One of the peer's files. Errors: `OSError`."""
         rule = FileRule.ROOT if path in self._peer.root_only else FileRule.OPERATOR
-        return read_file(os.path.abspath(path), rule, largest=largest)
+        return read_file(os.path.abspath(path), rule)
 
     def _error(self, message: str) -> SourceError:
         return SourceError(self._peer.name, f"{self._peer.shown}: {message}")
@@ -583,17 +573,6 @@ def _in_memory(content: bytes) -> Iterator[str]:
         yield f"/proc/self/fd/{number}"
     finally:
         os.close(number)
-
-
-def _version(path: str | None) -> object:
-    """Changes when the file does, also when a symlink above it is switched; None when there is none."""
-    if path is None:
-        return None
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _reason(exc: Exception) -> str:

@@ -4,8 +4,7 @@ The endpoint is determined again when the kubeconfig changes; tokens and certifi
 do.
 """
 
-import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from functools import partial
 from typing import Final, Self, final
@@ -159,13 +158,10 @@ class KubeApi:
         root: str = "/",
         kubelets: str | None = None,
         standalone: bool = False,
-        environ: Mapping[str, str] = os.environ,
     ) -> None:
         """``standalone``: the kubelet is known to have no API server (`KubeletConfig.standalone`)."""
-        self._api_peer = ApiPeer(config, root=root, kubelets=kubelets, environ=environ)
-        self._expected = partial(
-            belongs_to_cluster, config, root=root, kubelets=kubelets, standalone=standalone, environ=environ
-        )
+        self._api_peer = ApiPeer(config, root=root, kubelets=kubelets)
+        self._expected = partial(belongs_to_cluster, config, root=root, kubelets=kubelets, standalone=standalone)
         self._session: HttpSession | None = None
         self._peer: HttpEndpoint | None = None
         self._turn = trio.Lock()

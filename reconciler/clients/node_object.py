@@ -10,6 +10,7 @@ A change names what it expects, so that the API server refuses it when another c
 Source: Kubernetes documentation, "API Concepts"; Kubernetes API reference, Node v1; RFC 6902.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Final, final
 from urllib.parse import quote, unquote
@@ -220,8 +221,6 @@ class NodeClient:
     async def _request(
         self, method: str, path: str, body: object | None = None, *, content_type: str = "application/json"
     ) -> HttpResponse:
-        import time
-
         self.requests += 1
         try:
             answer = await self._api.request(

@@ -13,6 +13,7 @@ apis/config/v1alpha1 (CustomNodeConfigStatus, TargetConfig).
 """
 
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final, TypeVar, final
@@ -213,8 +214,6 @@ class SettingsClient:
 
 
 def _refusal(answer: HttpResponse, path: str) -> SettingsAnswerError:
-    import time
-
     status = status_of(answer)
     text = printable(" ".join((status.message or answer.excerpt).split()), _LONGEST_MESSAGE)
     return SettingsAnswerError(

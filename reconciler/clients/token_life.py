@@ -10,6 +10,7 @@ Source: RFC 7519 (``exp``, ``iat``, ``nbf``, ``sub``); Kubernetes, "Managing Ser
 import base64
 import binascii
 import math
+import os
 import re
 from typing import Annotated, Final
 
@@ -115,9 +116,10 @@ def token_of(peer: HttpEndpoint) -> str | None:
         return peer.inline.token
     rule = FileRule.ROOT if path in peer.root_only else FileRule.OPERATOR
     try:
-        return checked_token(read_file(path, rule, largest=LONGEST_TOKEN).decode("ascii"))
+        return checked_token(
+            read_file(os.path.abspath(path), rule, largest=LONGEST_TOKEN).decode("ascii", errors="replace")
+        )
     except OSError as exc:
         raise SourceError(peer.name, f"cannot read the token of {path}: {exc.strerror or exc}") from exc
-    except ValueError:
-        # Without the cause: it may quote the token.
-        raise SourceError(peer.name, f"cannot use the token of {path}") from None
+    except ValueError as exc:
+        raise SourceError(peer.name, f"cannot use the token of {path}: {exc}") from exc

@@ -20,7 +20,7 @@ from reconciler.config.model import Config, EndpointSection, KubeletSection, Run
 from reconciler.pods.marks import MarkReader
 from reconciler.runtime.kubelet_programs import find_socket
 from reconciler.settings.schema import FeatureSwitch
-from reconciler.sources.kubelet_api import KubeletAccess, choose_peer
+from reconciler.sources.kubelet_api import NAME
 from reconciler.sources.kubelet_config import KubeletConfig, read_kubelet_config
 from reconciler.sources.node import NodeEnvironment
 from reconciler.sources.runtime_roots import RuntimeDirs, find_runtime_dirs
@@ -36,6 +36,10 @@ def kubelet_peer(
 ) -> HttpEndpoint | None:
     """The kubelet; None when it is not to be used, or without a sign of one on this machine.
 
+    With credentials it is the secure port, else the read-only port where it is open. Without a CA file the kubelet's
+    own certificate file is trusted: with neither bootstrap nor certificate given, the kubelet signs itself and keeps
+    the signer in that file. Its certificate has the node's name, not the loopback address.
+
     ``identity``: the API server with bypassd's own credentials there (`reconciler.clients.api_identity`). The kubelet's
     secure port gets the same ones unless it has some of its own.
     """
@@ -49,23 +53,27 @@ def kubelet_peer(
         http = 0
     elif config.endpoint is EndpointSection.HTTP:
         http = http or 10255
-    message = replace(
-        kubelet_config,
-        address=config.address or kubelet_config.address,
-        port=config.https_port or kubelet_config.port,
-        read_only_port=http,
-    )
     credentials = config.endpoint is not EndpointSection.HTTP
-    access = KubeletAccess(
+    given = credentials and bool(config.token_file or config.client_cert_file)
+    secure = given or not http
+    host = replace(kubelet_config, address=config.address or kubelet_config.address).loopback
+    host = f"[{host}]" if ":" in host else host
+    port = config.https_port or kubelet_config.port
+    own = kubelet_config.tls_cert_file or f"{kubelet_config.cert_dir}/kubelet.crt"
+    takes_own = secure and not (config.ca_file or config.insecure_skip_verify)
+    peer = HttpEndpoint(
+        name=NAME,
+        url=f"https://{host}:{port}" if secure else f"http://{host}:{http}",
         token_file=config.token_file if credentials else None,
-        ca_file=config.ca_file,
+        ca_file=own if takes_own else config.ca_file,
+        root_only=(own,) if takes_own else (),
         cert_file=config.client_cert_file if credentials else None,
         key_file=config.client_key_file if credentials else None,
+        server_name=node_name(kubelet_config) if secure else None,
         insecure=config.insecure_skip_verify,
         timeout_s=config.timeout_s,
     )
-    peer = choose_peer(access, message)
-    if identity is None or not (credentials and peer.secure) or access.token_file or access.cert_file:
+    if identity is None or given or not (credentials and secure):
         return peer
     own_ca, ca_file = identity.inline.ca, identity.ca_file
     if peer.ca_file is not None and (config.ca_file or not (own_ca or ca_file) or os.path.exists(peer.ca_file)):

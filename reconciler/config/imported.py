@@ -46,8 +46,8 @@ class _NoEntryError(Exception):
     """The application becomes no entry; the text has the reason."""
 
 
-class HostLine(NamedTuple):
-    """One setting: its name, its text, what it comes from, and the difference in meaning."""
+class ImportedSetting(NamedTuple):
+    """A line of the configuration, and where its value comes from."""
 
     setting: str
     text: str
@@ -55,10 +55,10 @@ class HostLine(NamedTuple):
     note: str
 
 
-def applications(value: object) -> tuple[list[HostLine], list[str]]:
+def applications(value: object) -> tuple[list[ImportedSetting], list[str]]:
     """The settings, and each application that becomes none, with the reason. Errors: none, whatever the value is."""
     found = value.get("applications") if isinstance(value, Mapping) else None
-    settings: dict[str, list[HostLine]] = {}
+    settings: dict[str, list[ImportedSetting]] = {}
     left: list[str] = []
     if isinstance(value, Mapping) and value.get("nodeConfigs"):
         left.append(f"{KEY}.nodeConfigs[]: of some nodes only: which ones is not known here")
@@ -78,7 +78,7 @@ def applications(value: object) -> tuple[list[HostLine], list[str]]:
     return [line for lines in settings.values() for line in lines], left
 
 
-def _entry(item: object, origin: str, known: Container[str]) -> tuple[str, list[HostLine]]:
+def _entry(item: object, origin: str, known: Container[str]) -> tuple[str, list[ImportedSetting]]:
     """Errors: `_NoEntryError` with the reason why it becomes none."""
     if not isinstance(item, Mapping):
         raise _NoEntryError("expected an object")
@@ -107,8 +107,8 @@ def _entry(item: object, origin: str, known: Container[str]) -> tuple[str, list[
     except ValueError as exc:
         raise _NoEntryError(str(exc)) from exc
     return name, [
-        HostLine(f"host_workloads.{name}.match", match, f"{origin}.cgroupPath", ""),
-        HostLine(f"host_workloads.{name}.counts_as", role.value, f"{origin}.qos", _NOTE),
+        ImportedSetting(f"host_workloads.{name}.match", match, f"{origin}.cgroupPath", ""),
+        ImportedSetting(f"host_workloads.{name}.counts_as", role.value, f"{origin}.qos", _NOTE),
     ]
 
 
@@ -125,15 +125,6 @@ _SWITCHES: Final[Mapping[str, tuple[Leaf, ...]]] = {"enable": (False,), "policy"
 """A key of a section, and the values with which the section is off."""
 _LARGEST_NUMBER: Final = 1e15
 _NUMBER: Final = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?", re.ASCII)
-
-
-class ImportedSetting(NamedTuple):
-    """A line of the configuration, and where its value comes from."""
-
-    setting: str
-    text: str
-    origin: str
-    note: str
 
 
 class Imported(NamedTuple):
@@ -166,7 +157,7 @@ def imported(document: object) -> Imported:
     hosts = config.pop(KEY, None) if source is KOORDINATOR and isinstance(config, dict) else None
     entries, left = applications(hosts)
     found = accounted(source, values_of(config))
-    settings = (*found.settings, *(ImportedSetting(*entry) for entry in entries))
+    settings = (*found.settings, *entries)
     return Imported(found.source, settings, (*problems, *left, *found.left))
 
 

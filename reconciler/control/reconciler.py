@@ -282,7 +282,7 @@ class Reconciler:
             await self.earlier_run.check()
         view, plan, moved = self._plan_node()
         if moved or signalled or _caused(batch):
-            self._counters.event()
+            self._counters.events += 1
         every, self._regrouped = self._regrouped, False
         reweighted, self._reweighted = self._reweighted, False
         targets: list[GroupTarget] = []
@@ -345,7 +345,7 @@ class Reconciler:
         Nothing is listed, read from the runtime, or planned. A pod that is not in the inventory is reconciled as a
         whole.
         """
-        self._counters.event()
+        self._counters.events += 1
         targets: list[GroupTarget] = []
         for uid in sorted(key.removeprefix(FILES) for key in batch.keys):
             pod, wanted = self.inventory.pods.get(uid), self.wanted.get(uid, {})
@@ -362,7 +362,7 @@ class Reconciler:
         self.looks += 1
         self.changes += changed
         self.look_s = time.monotonic() - began
-        self._counters.looked(self.look_s)
+        self._counters.look.observe(self.look_s)
 
     async def _list(self, *, periodic: bool) -> tuple[Mapping[str, PodDirs], set[str]]:
         """Every pod's directories, and the pods to read: a pod whose directory cannot be read keeps its state."""
@@ -520,7 +520,8 @@ class Reconciler:
             heapq.heappush(self._later, (trio.current_time() + due - view.now, TICK))
         self._due = due
         change = movement(self.pools, plan.pools)
-        self._counters.moved(change.cpus, change.pools_changed)
+        self._counters.cpus_moved += change.cpus
+        self._counters.pools_changed += change.pools_changed
         if change.pools_changed or self.plan is None:
             self._ledger.note(plan_event(self.pools, plan.pools))
         self.plan, self.view = plan, view

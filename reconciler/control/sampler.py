@@ -213,7 +213,7 @@ class Sampler:
             works, now = self._reclaimed_works(), time.monotonic()
             harmful = works and self.harm.state is not None
             fast = config.enabled and works and not self.harm.decides(now)
-            self._lagged(trio.current_time() - due)
+            self._lagged(max(0.0, trio.current_time() - due))
             # Ten rounds a second beside online pods: each does only what is due, in slices.
             slices = TimeSlice()
             if fast or self._is_due(now):

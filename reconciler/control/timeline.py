@@ -103,7 +103,7 @@ class Timelines:
                 took = time.monotonic() - signalled[container.id]
                 timeline.signal_at = now - took
                 if would_write:
-                    self._counters.planned_only(took)
+                    self._counters.signal_to_would_write.observe(took)
                 elif written:
                     timeline.settled_at = now
                     procs = self._judge.hierarchy.trigger_directory(container.group.path)

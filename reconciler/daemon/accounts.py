@@ -93,7 +93,7 @@ class NodeAccounts:
             root=root,
             sample_s=config.node.sample_s,
             files=files,
-            lagged=control.counters.lagged,
+            lagged=control.counters.lag.observe,
             sampled=control.hotplug.check,
             read=self._read,
             harm=harm,

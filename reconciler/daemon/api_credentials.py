@@ -38,7 +38,7 @@ from reconciler.clients.http_config import checked_token
 from reconciler.clients.kube_config import ApiServer
 from reconciler.clients.token_life import LONGEST_TOKEN, TokenLife, life_of, token_of
 from reconciler.runtime.format import clock, duration
-from reconciler.runtime.safe_files import FileRule, read_file, replace_file
+from reconciler.runtime.safe_files import FileRule, file_version, read_file, replace_file
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import next_beat
 from state.model import SourceStatus
@@ -173,7 +173,7 @@ class ApiCredentials:
         except SourceError as exc:
             seen = str(exc)
         else:
-            seen = found, _version(found.token_file), _version(found.cert_file)
+            seen = found, file_version(found.token_file), file_version(found.cert_file)
         if seen == self._seen:
             return
         first, self._seen = self._seen is None, seen
@@ -307,11 +307,3 @@ def _own_file(path: str, token: str) -> str:
 
 def _without_token(endpoint: HttpEndpoint | None) -> HttpEndpoint | None:
     return None if endpoint is None else replace(endpoint, inline=replace(endpoint.inline, token=None))
-
-
-def _version(path: str | None) -> object:
-    try:
-        status = None if path is None else os.stat(path)
-    except OSError:
-        return None
-    return None if status is None else (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)

@@ -110,27 +110,27 @@ class InterferenceCounters(Struct, frozen=True, kw_only=True):
 
 @final
 class AgentCounters:
-    """The live counters of events that no other part counts. Only the loop's task calls these.
+    """The live counters of events that no other part counts. Only the loop's task changes them.
 
     Writes, foreign writes, systemd's events, yields and resyncs are counted where they happen: `values` has none of
     them.
     """
 
-    __slots__ = (
-        *("_cpus_moved", "_events", "_lag", "_look", "_pools_changed", "_signal_to_would_write"),
-        *("_signal_to_write", "_starts"),
-    )
-
     def __init__(self) -> None:
         # All three exist from the start, so that a ratio of them never lacks a part.
         self._starts = {"true": 0, "false": 0, "unknown": 0}
-        self._events = 0
-        self._cpus_moved = 0
-        self._pools_changed = 0
+        self.events = 0
+        """Passes that were not caused by the clock, or found something to change."""
+        self.cpus_moved = 0
+        self.pools_changed = 0
+        """CPUs that plans gave to other pools, and pools that they gave other CPUs."""
         self._signal_to_write = Histogram(LATENCY_S)
-        self._signal_to_would_write = Histogram(LATENCY_S)
-        self._look = Histogram(LATENCY_S)
-        self._lag = Histogram(LAG_S)
+        self.signal_to_would_write = Histogram(LATENCY_S)
+        """From a container's signal to a plan of its settings that is not written (observe mode, a dry run)."""
+        self.look = Histogram(LATENCY_S)
+        """The main loop's passes."""
+        self.lag = Histogram(LAG_S)
+        """How late the loop's timers are."""
 
     def started(self, signal_to_write_s: float | None, before_exec: bool | None) -> None:
         """A container's settings are applied; None is "unknown"."""
@@ -138,36 +138,15 @@ class AgentCounters:
         if signal_to_write_s is not None:
             self._signal_to_write.observe(signal_to_write_s)
 
-    def planned_only(self, signal_to_plan_s: float) -> None:
-        """A container's settings were planned after its signal and not written (observe mode, a dry run)."""
-        self._signal_to_would_write.observe(signal_to_plan_s)
-
-    def looked(self, seconds: float) -> None:
-        """The main loop has finished one pass."""
-        self._look.observe(seconds)
-
-    def event(self) -> None:
-        """A pass was not caused by the clock, or found something to change."""
-        self._events += 1
-
-    def moved(self, cpus: int, pools: int) -> None:
-        """A plan gave this many CPUs to other pools, and this many pools other CPUs."""
-        self._cpus_moved += cpus
-        self._pools_changed += pools
-
-    def lagged(self, seconds: float) -> None:
-        """A timer of the loop was this much late."""
-        self._lag.observe(max(0.0, seconds))
-
     @property
     def values(self) -> CounterValues:
         return CounterValues(
             starts=dict(self._starts),
-            events=self._events,
-            cpus_moved=self._cpus_moved,
-            pools_changed=self._pools_changed,
+            events=self.events,
+            cpus_moved=self.cpus_moved,
+            pools_changed=self.pools_changed,
             signal_to_write=self._signal_to_write.values,
-            signal_to_would_write=self._signal_to_would_write.values,
-            look=self._look.values,
-            lag=self._lag.values,
+            signal_to_would_write=self.signal_to_would_write.values,
+            look=self.look.values,
+            lag=self.lag.values,
         )

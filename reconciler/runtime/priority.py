@@ -32,7 +32,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
 from types import FrameType
-from typing import Final, Protocol, final
+from typing import Final, final
 
 import trio
 from msgspec import Struct
@@ -55,24 +55,9 @@ _KILL_S: Final = 3.0
 _ADVICE: Final = "CAP_SYS_NICE, and where the kernel shares out real-time CPU: cpu.rt_runtime_us of the daemon's cgroup"
 
 
-class PriorityCalls(Protocol):
+class PriorityCalls:
     """The system calls about the calling thread, and its process's limit. Errors: `OSError`, `ValueError`."""
 
-    def set_scheduler(self, policy: int, level: int) -> None: ...
-
-    def set_nice(self, nice: int) -> None: ...
-
-    def limit(self, soft_us: int, hard_us: int) -> None: ...
-
-    def now(self) -> float: ...
-
-    def used(self) -> float: ...
-
-    def pause(self, seconds: float) -> None: ...
-
-
-@final
-class KernelCalls:
     def set_scheduler(self, policy: int, level: int) -> None:
         """See sched_setscheduler(2); children always get the usual policy."""
         os.sched_setscheduler(0, policy | os.SCHED_RESET_ON_FORK, os.sched_param(level))
@@ -136,7 +121,7 @@ class LoopPriority(trio.abc.Instrument):
         self._nice = nice
         self._slice_s = slice_s
         self._starting = starting
-        self._calls = calls if calls is not None else KernelCalls()
+        self._calls = calls if calls is not None else PriorityCalls()
         self._wanted = False
         self._urgent = False
         self._budget_s = slice_s

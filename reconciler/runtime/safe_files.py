@@ -103,6 +103,17 @@ def check_program(path: str) -> os.stat_result:
         return status
 
 
+def file_version(path: str | None) -> object:
+    """Changes when the file does, also when a symlink above it is switched; None while there is none."""
+    if path is None:
+        return None
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
 def root_only(status: os.stat_result) -> str:
     """Why a user other than root can change this file or directory; empty: none can."""
     if status.st_uid != 0:

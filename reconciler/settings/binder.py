@@ -74,23 +74,10 @@ class _Checked(NamedTuple):
     at: SourceLocation
 
 
-def bind(
-    model: type[T],
-    texts: Iterable[Text],
-    *,
-    prune: Callable[[Node], Node] | None = None,
-    below: Callable[[Mapping[str, object]], Text | None] | None = None,
-    section: Schema | None = None,
-) -> BoundConfig[T]:
-    """Read all ``texts`` into one ``model``.
-
-    ``prune``: gets each text's tree and returns the tree to read, such as one without the keys of older versions.
-    ``below``: from the single values at the top level, a text whose settings apply where ``texts`` have none.
-    ``section``: the schema of ``model``, if the caller has it.
-    Errors: `ConfigError` with every problem of every text.
-    """
-    layers = TextLayers(model, texts, prune=prune, section=section)
-    bound = layers.bind(below)
+def bind(model: type[T], texts: Iterable[Text]) -> BoundConfig[T]:
+    """Read all ``texts`` into one ``model``. Errors: `ConfigError` with every problem of every text."""
+    layers = TextLayers(model, texts)
+    bound = layers.bind()
     if bound is None:
         raise ConfigError(layers.problems())
     return bound
@@ -102,9 +89,10 @@ Path = tuple[str | int, ...]
 
 @final
 class TextLayers(Generic[T]):
-    """Texts that are read once, and the values of ``model`` that are made of them. Arguments as of `bind`.
+    """Texts that are read once, and the values of ``model`` that are made of them.
 
-    All that is bound adds its problems to `problems`.
+    ``prune``: gets each text's tree and returns the tree to read, such as one without the keys of older versions.
+    ``section``: the schema of ``model``, if the caller has it. All that is bound adds its problems to `problems`.
     """
 
     def __init__(
@@ -164,6 +152,7 @@ class TextLayers(Generic[T]):
     ) -> BoundConfig[T] | None:
         """One value of the model; None where any text has a problem.
 
+        ``below``: from the single values at the top level, a text whose settings apply where the texts have none.
         ``moved``: what is written at a path is written at this dotted name, too, above all texts. ``without``: of the
         settings at the top level one that keeps its default. ``note`` is at the end of each problem that no earlier
         value had.

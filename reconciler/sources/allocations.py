@@ -23,18 +23,19 @@ from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple, final
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from state.kubelet import CheckpointError, CpuManagerState
+from state.checkpoint import CheckpointError
+from state.kubelet import CpuManagerState
 from state.model import CpuPolicy, KubeletView, Pod
 
-CONFIRM_S: Final = 30.0
+_CONFIRM_S: Final = 30.0
 """How long a good file must leave out a running pod's CPUs: three rounds of the kubelet's reconcile loop (10 s)."""
-PAIR_S: Final = 0.25
+_PAIR_S: Final = 0.25
 """How long to wait for the second rename of a pair. Measured 0.5 to 2.3 ms apart; a disk's fsync can take 100 ms."""
-ADMIT_S: Final = 30.0
+_ADMIT_S: Final = 30.0
 """How long an entry counts without a cgroup. Measured 3 ms from entry to pod cgroup; more under load."""
 
 _Owner = tuple[str, str]
-"""(pod uid, container name); from a version 1 file, which has container ids only, ("", container id)."""
+"""(pod uid, container name)."""
 
 
 class _Allocated(NamedTuple):
@@ -51,10 +52,7 @@ class _PartialAllocation(NamedTuple):
 class Allocations:
     """Keeps the last good reading and what is held beyond it. Times are monotonic seconds."""
 
-    def __init__(self, *, confirm_s: float = CONFIRM_S, pair_s: float = PAIR_S, admit_s: float = ADMIT_S) -> None:
-        self._confirm_s = confirm_s
-        self._pair_s = pair_s
-        self._admit_s = admit_s
+    def __init__(self) -> None:
         self._good: CpuManagerState | None = None
         self._half: _PartialAllocation | None = None
         self._fault: CheckpointError | None = None
@@ -86,7 +84,7 @@ class Allocations:
             self._accept(result, now)
             return
         self._half = _PartialAllocation(result, now if self._half is None else self._half.since)
-        self._recheck_at = self._half.since + self._pair_s
+        self._recheck_at = self._half.since + _PAIR_S
         self._promote(now)
 
     def view(
@@ -104,15 +102,14 @@ class Allocations:
         ``listed``: the uids in the kubelet's own list, None while it does not answer.
         """
         self._promote(now)
-        present = _Present(pods)
-        self._release(present, now)
-        due = [] if self._half is None else [self._half.since + self._pair_s]
+        self._release(pods, now)
+        due = [] if self._half is None else [self._half.since + _PAIR_S]
         problems = [] if self._fault is None else [str(self._fault)]
         exclusive: dict[str, dict[str, CpuSet]] = {}
         owned = freed = EMPTY
         for owner, cpus in _flat(self._good).items():
-            if present.lacks(owner):
-                young_until = self._first_seen[owner] + self._admit_s
+            if _lacks(pods, owner):
+                young_until = self._first_seen[owner] + _ADMIT_S
                 if owner in self._existed or now >= young_until:
                     free_from = self._free_from(owner, listed, now)
                     if now >= free_from:
@@ -122,17 +119,17 @@ class Allocations:
                     continue
                 due.append(young_until)
             self._gone_at.pop(owner, None)
-            uid, name = present.name(owner)
+            uid, name = owner
             exclusive.setdefault(uid, {})[name] = cpus
             owned |= cpus
         for owner, held in self._held.items():
             # A CPU that the file gives to another container now belongs to that container.
             cpus = held.cpus - owned
             if cpus:
-                uid, name = present.name(owner)
+                uid, name = owner
                 exclusive.setdefault(uid, {})[name] = cpus
                 owned |= cpus
-                due.append(held.since + self._confirm_s)
+                due.append(held.since + _CONFIRM_S)
                 problems.append(self._why_held(uid, name, cpus, held))
         policy = CpuPolicy.UNKNOWN if self._good is None else self._good.policy
         if self._static_until is not None:
@@ -156,21 +153,21 @@ class Allocations:
     def _free_from(self, owner: _Owner, listed: Collection[str] | None, now: float) -> float:
         """When the CPUs of an entry without a cgroup are free; while the kubelet lists the pod, later than now.
 
-        A pod that it lists may start its containers again. Entries by container id have no uid to find in the list.
+        A pod that it lists may start its containers again.
         """
         gone_at = self._gone_at.setdefault(owner, now)
-        if listed is None or not owner[0]:
-            return gone_at + self._confirm_s
-        return now + self._confirm_s if owner[0] in listed else now
+        if listed is None:
+            return gone_at + _CONFIRM_S
+        return now + _CONFIRM_S if owner[0] in listed else now
 
     def _why_held(self, uid: str, name: str, cpus: CpuSet, held: _Allocated) -> str:
-        after = self._restarted_at is not None and held.since - self._restarted_at < self._confirm_s
+        after = self._restarted_at is not None and held.since - self._restarted_at < _CONFIRM_S
         when = " after the kubelet's restart" if after else ""
         return f"CPUs {cpus} of {uid}/{name} are held: the checkpoint left them out{when}, but the pod still runs"
 
     def _promote(self, now: float) -> None:
         """The second half did not follow: the file's content counts as complete."""
-        if self._half is not None and now >= self._half.since + self._pair_s:
+        if self._half is not None and now >= self._half.since + _PAIR_S:
             state, self._half = self._half.state, None
             self._accept(state, now)
 
@@ -186,43 +183,24 @@ class Allocations:
         if manager_state.policy is CpuPolicy.STATIC:
             self._static_until = None
         elif before is not None and before.policy is CpuPolicy.STATIC:
-            self._static_until = now + self._confirm_s
+            self._static_until = now + _CONFIRM_S
 
-    def _release(self, present: "_Present", now: float) -> None:
+    def _release(self, pods: Mapping[str, Pod] | None, now: float) -> None:
         """Give up what is proven to be free, and forget what is not needed any more."""
         if self._static_until is not None and now >= self._static_until:
             self._static_until = None
         for owner, held in list(self._held.items()):
-            if present.lacks(owner) or now >= held.since + self._confirm_s:
+            if _lacks(pods, owner) or now >= held.since + _CONFIRM_S:
                 del self._held[owner]
         named = _flat(self._good)
         self._first_seen = {owner: at for owner, at in self._first_seen.items() if owner in named}
         self._gone_at = {owner: at for owner, at in self._gone_at.items() if owner in named}
-        self._existed = {owner for owner in named if owner in self._existed or present.has(owner)}
+        self._existed = {owner for owner in named if owner in self._existed or owner[0] in (pods or ())}
 
 
-class _Present:
-    """What has a cgroup now; nothing is known to lack one while ``pods`` is None."""
-
-    def __init__(self, pods: Mapping[str, Pod] | None) -> None:
-        self._pods = pods
-        self._by_id = {
-            container.id: (uid, container.name or container.id)
-            for uid, pod in (pods or {}).items()
-            for container in pod.containers
-        }
-
-    def has(self, owner: _Owner) -> bool:
-        uid, name = owner
-        return self._pods is not None and (uid in self._pods if uid else name in self._by_id)
-
-    def lacks(self, owner: _Owner) -> bool:
-        return self._pods is not None and not self.has(owner)
-
-    def name(self, owner: _Owner) -> _Owner:
-        """Pod uid and container name; a container id without its pod replaces both."""
-        uid, name = owner
-        return owner if uid else self._by_id.get(name, (f"container:{name}", name))
+def _lacks(pods: Mapping[str, Pod] | None, owner: _Owner) -> bool:
+    """Whether the pod has no cgroup; nothing is known to lack one while ``pods`` is None."""
+    return pods is not None and owner[0] not in pods
 
 
 def _covers(new: CpuManagerState, old: CpuManagerState) -> bool:
@@ -233,5 +211,4 @@ def _covers(new: CpuManagerState, old: CpuManagerState) -> bool:
 def _flat(state: CpuManagerState | None) -> dict[_Owner, CpuSet]:
     if state is None:
         return {}
-    flat = {(uid, name): cpus for uid, names in state.entries.items() for name, cpus in names.items()}
-    return flat | {("", cid): cpus for cid, cpus in state.by_id.items()}
+    return {(uid, name): cpus for uid, names in state.entries.items() for name, cpus in names.items()}

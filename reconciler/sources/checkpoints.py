@@ -30,7 +30,7 @@ from reconciler.runtime.wakeup import WakeUp
 from reconciler.runtime.workqueue import NODE
 from reconciler.sources.allocations import Allocations
 from reconciler.sources.reassertion import RECONCILE_S, Reassertion
-from state.checkpoint import CheckpointFault
+from state.checkpoint import CheckpointError, CheckpointFault, read_checkpoint
 from state.kubelet import (
     ACTUATED_PODS,
     ALLOCATED_PODS,
@@ -41,7 +41,6 @@ from state.kubelet import (
     MEMORY_STATE,
     POD_STATUS,
     AllocationState,
-    CheckpointError,
     CpuManagerState,
     DeviceState,
     MemoryManagerState,
@@ -49,7 +48,6 @@ from state.kubelet import (
     parse_cpu_manager_state,
     parse_devices,
     parse_memory_manager_state,
-    read_checkpoint,
 )
 from state.model import KubeletView, Pod, SourceStatus
 
@@ -88,17 +86,15 @@ class CheckpointSource:
         *,
         root: str = "/",
         kubelet_root: str = KUBELET_ROOT,
-        allocations: Allocations | None = None,
         reconcile_s: float = RECONCILE_S,
         on_restart: Callable[[], None] = lambda: None,
-        resync_s: float = _RESYNC_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``reconcile_s``: the period of the kubelet's CPU manager. ``on_restart``: its socket shows a new kubelet.
 
         ``clock``: monotonic seconds.
         """
-        self.allocations = Allocations() if allocations is None else allocations
+        self.allocations = Allocations()
         self.reassertion = Reassertion(reconcile_s)
         self._reasserts = False
         self._on_restart = on_restart
@@ -115,7 +111,6 @@ class CheckpointSource:
         self._directory = os.path.join(self._base, kubelet_root.strip("/"))
         self._plugins = os.path.join(self._base, DEVICE_PLUGINS.strip("/"))
         self._clock = clock
-        self._resync_s = resync_s
         self._read_at: float | None = None
         self._socket: tuple[int, float] | None = self._find_socket()
         self._wake = WakeUp()
@@ -200,7 +195,7 @@ class CheckpointSource:
                 await self._follow(watcher, ways)
 
     async def _follow(self, watcher: DirWatcher[str], ways: Sequence[AncestorWatch[str]]) -> None:
-        deadline = trio.current_time() + self._resync_s
+        deadline = trio.current_time() + _RESYNC_S
         wait_s = _RETRY_S
         restarted, counts_from, pace = False, -math.inf, PacedWork()
         while True:
@@ -208,7 +203,7 @@ class CheckpointSource:
             if self._unreadable():
                 # No event reports when the kernel lets it be read again.
                 deadline = min(deadline, trio.current_time() + wait_s)
-                wait_s = min(2 * wait_s, self._resync_s)
+                wait_s = min(2 * wait_s, _RESYNC_S)
             else:
                 wait_s = _RETRY_S
             if restarted:
@@ -219,7 +214,7 @@ class CheckpointSource:
                 appeared = self._look(watcher, ways, batch)
             restarted = restarted or appeared
             if not batch:
-                deadline = trio.current_time() + self._resync_s
+                deadline = trio.current_time() + _RESYNC_S
             if restarted and trio.current_time() >= counts_from:
                 restarted, counts_from = False, trio.current_time() + _RESTART_GAP_S
                 self.restarted()

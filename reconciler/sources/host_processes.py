@@ -40,7 +40,7 @@ from cgroupfs.lines import status_field
 from reconciler.runtime.kubelet_programs import INSIDE, KubeletProgram
 from reconciler.runtime.safe_files import UntrustedFileError, root_only, walk
 
-KUBELETS: Final[Mapping[str, tuple[str, ...]]] = {"kubelet": (), "hyperkube": ("kubelet",)}
+_KUBELETS: Final[Mapping[str, tuple[str, ...]]] = {"kubelet": (), "hyperkube": ("kubelet",)}
 """Programs that are a kubelet, by the name of their file, with the words that must follow it."""
 
 _HEAD: Final = 4096
@@ -126,13 +126,7 @@ class _GoneError(Exception):
     """The process has ended, or another one has its id now."""
 
 
-def find_host_process(
-    programs: Mapping[str, tuple[str, ...]] = KUBELETS,
-    *,
-    root: str = "/",
-    executable: str | None = None,
-    copied: bool | None = None,
-) -> HostSearch:
+def find_host_process(*, root: str = "/", executable: str | None = None, copied: bool | None = None) -> HostSearch:
     """Search ``root``'s /proc once. ``executable``: the operator's path, in place of the names.
 
     ``copied`` None: where the prefix is not ``/``. Errors: none; a process that cannot be read is rejected.
@@ -143,8 +137,8 @@ def find_host_process(
     except OSError:
         return HostSearch()
     if copied if copied is not None else root != "/":
-        return _copied(proc, pids, programs, executable)
-    search = _Search(proc, programs, executable)
+        return _copied(proc, pids, executable)
+    search = _Search(proc, executable)
     candidates: list[HostProcess] = []
     rejected: list[Rejected] = []
     rejections = 0
@@ -171,7 +165,7 @@ def find_host_process(
     )
 
 
-def _copied(proc: str, pids: list[int], programs: Mapping[str, tuple[str, ...]], executable: str | None) -> HostSearch:
+def _copied(proc: str, pids: list[int], executable: str | None) -> HostSearch:
     processes: list[HostProcess] = []
     inside: list[HostProcess] = []
     for pid in pids:
@@ -179,7 +173,7 @@ def _copied(proc: str, pids: list[int], programs: Mapping[str, tuple[str, ...]],
             text = _read(f"{proc}/{pid}/cmdline", _MOST_ARGUMENTS)
         except OSError:
             continue
-        if (arguments := _arguments(_words(text), programs, executable)) is not None:
+        if (arguments := _arguments(_words(text), executable)) is not None:
             processes.append(HostProcess(pid=pid, arguments=arguments))
         elif parts := _titled(text):
             row = INSIDE.get(os.path.basename(parts[0]))
@@ -198,9 +192,8 @@ def _without_children(candidates: list[HostProcess]) -> list[HostProcess]:
 
 @final
 class _Search:
-    def __init__(self, proc: str, programs: Mapping[str, tuple[str, ...]], executable: str | None) -> None:
+    def __init__(self, proc: str, executable: str | None) -> None:
         self._proc = proc
-        self._programs = programs
         self._executable = executable
         self._host = f"{proc}/1"
         try:
@@ -223,7 +216,7 @@ class _Search:
             parts = _words(_read(f"{self._proc}/{pid}/cmdline", _HEAD))
         except OSError:
             return False
-        return _arguments(parts, self._programs, None) is not None
+        return _arguments(parts, None) is not None
 
     def with_kubelet_inside(self, pid: int) -> HostProcess | None:
         """A program of root's that runs a kubelet inside, verified; None: it is none.
@@ -259,7 +252,7 @@ class _Search:
             text = _read(f"{directory}/cmdline", _MOST_ARGUMENTS + 1)
             if len(text) > _MOST_ARGUMENTS:
                 raise _RefusedError(f"its arguments are longer than {_MOST_ARGUMENTS} bytes")
-            arguments = _arguments(_words(text), self._programs, self._executable)
+            arguments = _arguments(_words(text), self._executable)
             if inside is not None:
                 parts = _titled(text)
                 arguments = tuple(parts[1:]) if _has_command(inside, parts) else None
@@ -275,7 +268,7 @@ class _Search:
             raise _RefusedError(f"it cannot be verified: {exc.strerror or exc} (as root it can)") from exc
         name = link.rpartition("/")[2]
         known = inside is not None and name in inside.programs
-        if self._executable is None and not known and (name not in self._programs or not _called(text, name)):
+        if self._executable is None and not known and (name not in _KUBELETS or not _called(text, name)):
             raise _RefusedError(f"its program is {link}")
         return HostProcess(
             pid=pid,
@@ -340,9 +333,7 @@ class _Search:
         return link, (running.st_dev, running.st_ino)
 
 
-def _arguments(
-    parts: list[str], programs: Mapping[str, tuple[str, ...]], executable: str | None
-) -> tuple[str, ...] | None:
+def _arguments(parts: list[str], executable: str | None) -> tuple[str, ...] | None:
     """The arguments after the program's name; None when the name is another."""
     if not parts:
         return None
@@ -352,9 +343,9 @@ def _arguments(
         if parts[1:2] == ["kubelet"]:
             needed = ("kubelet",)
         else:
-            needed = programs.get(os.path.basename(executable), ()) if os.path.basename(parts[0]) != "kubelet" else ()
+            needed = _KUBELETS.get(os.path.basename(executable), ()) if os.path.basename(parts[0]) != "kubelet" else ()
     else:
-        needed = programs.get(os.path.basename(parts[0]))
+        needed = _KUBELETS.get(os.path.basename(parts[0]))
     if needed is None or tuple(parts[1 : 1 + len(needed)]) != needed:
         return None
     return tuple(parts[1 + len(needed) :])

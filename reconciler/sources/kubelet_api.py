@@ -6,13 +6,11 @@ pod is removed when its directory was removed (`KubeletPods.keep_only`), not whe
 Source: the kubelet's HTTP API; recorded responses (``items`` is null when there are no pods).
 """
 
-import socket
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, final
 
 import trio
-from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
@@ -23,7 +21,6 @@ from reconciler.pods.marks import MarkReader
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.format import plural
 from reconciler.runtime.wakeup import WakeUp
-from reconciler.sources.kubelet_config import KubeletConfig
 from reconciler.sources.pod_list import KnownItem, ListedPod, PodListReader, chunks
 from state.model import PodMeta, SourceStatus
 
@@ -34,52 +31,6 @@ _STEP: Final = 4 * 1024
 _REST: Final = 10
 """The pause after a list, as a multiple of the CPU time that the list cost."""
 _LOG: Final = get_log("kubelet_api")
-
-
-class KubeletAccess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the operator configured access to the kubelet. None is derived from the kubelet's own configuration.
-
-    ``url`` such as ``https://127.0.0.1:10250``. ``insecure`` accepts any certificate. Units: seconds.
-    """
-
-    url: str | None = None
-    token_file: str | None = None
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    server_name: str | None = None
-    insecure: bool = False
-    timeout_s: float = 5.0
-
-
-def choose_peer(access: KubeletAccess, kubelet: KubeletConfig) -> HttpEndpoint:
-    """The endpoint to use. With credentials the secure port, else the read-only port where it is open.
-
-    Without a CA file the kubelet's own certificate file is trusted: with neither bootstrap nor certificate given, the
-    kubelet signs itself and keeps the signer in that file. Its certificate has the node's name, not the loopback
-    address.
-    """
-    host = kubelet.loopback if ":" not in kubelet.loopback else f"[{kubelet.loopback}]"
-    credentials = access.token_file or access.cert_file
-    url = access.url
-    if url is None:
-        read_only = kubelet.read_only_port and not credentials
-        url = f"http://{host}:{kubelet.read_only_port}" if read_only else f"https://{host}:{kubelet.port}"
-    own = kubelet.tls_cert_file or f"{kubelet.cert_dir}/kubelet.crt"
-    takes_own = url.startswith("https:") and not (access.ca_file or access.url or access.insecure)
-    name = access.server_name or (None if access.url else kubelet.node_name or socket.gethostname().lower())
-    return HttpEndpoint(
-        name=NAME,
-        url=url,
-        token_file=access.token_file,
-        ca_file=own if takes_own else access.ca_file,
-        root_only=(own,) if takes_own else (),
-        cert_file=access.cert_file,
-        key_file=access.key_file,
-        server_name=name if url.startswith("https:") else None,
-        insecure=access.insecure,
-        timeout_s=access.timeout_s,
-    )
 
 
 def decode_pods(body: bytes, marks: MarkReader) -> tuple[tuple[PodMeta, ...], tuple[str, ...]]:

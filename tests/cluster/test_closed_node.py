@@ -60,7 +60,7 @@ class Agent:
 
     def turn(self, *marks: NodeMark | None, enforce: bool = True) -> MarkState | None:
         """One start of the daemon that is killed afterwards: mark after mark, and what became of the last."""
-        api = KubeApi(ApiServer(kubeconfig=str(self.kubeconfig)), environ={})
+        api = KubeApi(ApiServer(kubeconfig=str(self.kubeconfig)))
 
         async def main() -> MarkState | None:
             store = Store(str(self.directory / "state.db"), boot="b")
@@ -87,7 +87,7 @@ class Agent:
 
         The mark has to be in place after the start and after each step, or, after the last one, to have that state.
         """
-        api = KubeApi(ApiServer(kubeconfig=str(self.kubeconfig)), environ={})
+        api = KubeApi(ApiServer(kubeconfig=str(self.kubeconfig)))
 
         async def main() -> None:
             store = Store(str(self.directory / "state.db"), boot="b")

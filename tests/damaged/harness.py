@@ -86,12 +86,19 @@ def on_file(
     return Parser(name, _file(place, call), errors, good, kind, place, call)
 
 
-def of_text(name: str, call: Callable[[str], object], errors: tuple[type[Exception], ...], *good: bytes) -> Parser:
-    return Parser(name, feed_text(call), errors, good)
+def _named(call: Callable[..., object]) -> str:
+    return f"{call.__module__}:{call.__qualname__}"
 
 
-def of_json(name: str, call: Callable[[bytes], object], errors: tuple[type[Exception], ...], *good: bytes) -> Parser:
-    return Parser(name, feed_data(call), errors, good, JSON)
+def of_text(call: Callable[[str], object], errors: tuple[type[Exception], ...], *good: bytes, name: str = "") -> Parser:
+    """``name``: of a call that is not the parser itself."""
+    return Parser(name or _named(call), feed_text(call), errors, good)
+
+
+def of_json(
+    call: Callable[[bytes], object], errors: tuple[type[Exception], ...], *good: bytes, name: str = ""
+) -> Parser:
+    return Parser(name or _named(call), feed_data(call), errors, good, JSON)
 
 
 class OneText:

@@ -69,17 +69,11 @@ from reconciler.signals import (
     runqueue,
     taskstats,
 )
-from reconciler.sources import (
-    bundles,
-    kubelet_config,
-    manifests,
-    operator_file,
-    runtime_files,
-    runtime_roots,
-)
+from reconciler.sources import bundles, kubelet_config, manifests, operator_file, runtime_files, runtime_roots
 from reconciler.sources.kubelet_api import decode_pods
 from resctrl import capability, groups, monitor, schemata
 from state import kubelet, machine, reader, rows, topology_sysfs
+from state.checkpoint import CheckpointError
 from state.intents import read_intents
 from state.mirror import read_copy
 from state.model import ContainerMeta, Pools
@@ -250,7 +244,6 @@ STAT: Final = b"cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\ncpu1 1 2 3
 PROC_STAT: Final = b"7 (a) b (c)) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 1 2 3\n"
 CHECKPOINTS: Final = "kubelet/memory-static-device-allocated"
 DEVICES: Final = fixture(f"{CHECKPOINTS}/kubelet_internal_checkpoint")
-V1_CPU: Final = b'{"policyName":"static","defaultCpuSet":"0","entries":{"abc":"1-2"},"checksum":0}'
 RETRY: Final = (b"120", b"Wed, 21 Oct 2026 07:28:00 GMT", b"Fri, 31 Dec 9999 23:59:59 +2359")
 NODE_OBJECT: Final = (
     b'{"kind":"Node","metadata":{"name":"n","uid":"u","resourceVersion":"7"},'
@@ -279,7 +272,7 @@ ROWS: Final = (
     msgpack.packb({"v": 1, "order": 3, "milli": {"0": 5, "x": 1}, "at": 1.0}),
 )
 VALUE: Final = (ValueError,)
-CHECKPOINT: Final = (kubelet.CheckpointError,)
+CHECKPOINT: Final = (CheckpointError,)
 
 PARSERS: Final[tuple[Parser, ...]] = (
     # cgroupfs
@@ -292,11 +285,11 @@ PARSERS: Final[tuple[Parser, ...]] = (
     ),
     *(
         of_text(
-            f"cgroupfs.knobs:Knob.decode ({name}, v{version})",
             feed_decode(name, version),
             VALUE,
             default.encode(),
             *more,
+            name=f"cgroupfs.knobs:Knob.decode ({name}, v{version})",
         )
         for name, knob in CATALOG.items()
         for version, form in knob.forms.items()
@@ -318,21 +311,21 @@ PARSERS: Final[tuple[Parser, ...]] = (
         )
     ),
     of_text(
-        "cgroupfs.device_codecs:cost_row",
         lambda text: device_codecs.cost_row(text, model=False),
         VALUE,
         b"enable=1 ctrl=user rpct=95 rlat=5000 wpct=95 wlat=5000 min=50 max=150",
+        name="cgroupfs.device_codecs:cost_row",
     ),
     of_text(
-        "cgroupfs.device_codecs:cost_row (model)",
         lambda text: device_codecs.cost_row(text, model=True),
         VALUE,
         b"rbps=1 rseqiops=2 rrandiops=3 wbps=4 wseqiops=5 wrandiops=6",
+        name="cgroupfs.device_codecs:cost_row (model)",
     ),
-    of_text("cgroupfs.codecs:device_numbers", device_numbers, VALUE, b"8:16"),
-    of_text("cgroupfs.cpuset:CpuSet.parse", CpuSet.parse, VALUE, b"0-3,8\n"),
-    of_text("cgroupfs.pressure:parse_totals", parse_totals, VALUE, PSI),
-    of_text("cgroupfs.pressure:has_sys_resource", has_sys_resource, (), b"CapEff:\t0000003fffffffff\n"),
+    of_text(device_numbers, VALUE, b"8:16"),
+    of_text(CpuSet.parse, VALUE, b"0-3,8\n"),
+    of_text(parse_totals, VALUE, PSI),
+    of_text(has_sys_resource, (), b"CapEff:\t0000003fffffffff\n"),
     on_file(
         "cgroupfs.pressure:read_pressure",
         "cpu.pressure",
@@ -341,20 +334,13 @@ PARSERS: Final[tuple[Parser, ...]] = (
         PSI,
     ),
     on_file("cgroupfs.files:read_text", "x", lambda at: read_text(str(at / "x")), (CgroupError,), b"max\n"),
-    of_text("cgroupfs.usage:UsageReader", feed_usage, (), b"7\n", b"nr_periods 7\nusage_usec 8\n"),
-    of_text(
-        "cgroupfs.naming:parse", naming.parse, (), b"/kubepods/burstable/pod6f1d0c5e-9d0c-4b63-9a3c-0a0f6d0b7a11/abc"
-    ),
-    of_text("cgroupfs.naming:parse_container", naming.parse_container, (), b"cri-containerd-abc.scope"),
-    of_text("cgroupfs.attribution:cgroup", attribution._unit, (), b"1:name=systemd:/a.service\n0::/a\n"),
-    of_text("cgroupfs.attribution:stat", attribution._has_terminal, (), PROC_STAT),
+    of_text(feed_usage, (), b"7\n", b"nr_periods 7\nusage_usec 8\n", name="cgroupfs.usage:UsageReader"),
+    of_text(naming.parse, (), b"/kubepods/burstable/pod6f1d0c5e-9d0c-4b63-9a3c-0a0f6d0b7a11/abc"),
+    of_text(naming.parse_container, (), b"cri-containerd-abc.scope"),
+    of_text(attribution._unit, (), b"1:name=systemd:/a.service\n0::/a\n", name="cgroupfs.attribution:cgroup"),
+    of_text(attribution._has_terminal, (), PROC_STAT, name="cgroupfs.attribution:stat"),
     # resctrl
-    of_text(
-        "resctrl.schemata:parse_schemata",
-        schemata.parse_schemata,
-        (InputError,),
-        b"    MB:0=100;1= 50\n    L3:0=fff;1=0ff\n",
-    ),
+    of_text(schemata.parse_schemata, (InputError,), b"    MB:0=100;1= 50\n    L3:0=fff;1=0ff\n"),
     *(
         sysfs(
             f"sys/fs/resctrl/{file}",
@@ -387,17 +373,17 @@ PARSERS: Final[tuple[Parser, ...]] = (
         errors=(InputError,),
     ),
     of_text(
-        "resctrl.monitor:MonitorGroups.read",
         lambda text: monitor.MonitorGroups("/r", one_text(text)).read("", at_s=1.0),
         (CgroupError,),
         b"4096\n",
+        name="resctrl.monitor:MonitorGroups.read",
     ),
-    of_text("resctrl.groups:numbers", groups.numbers, VALUE, b"1\n2\n"),
+    of_text(groups.numbers, VALUE, b"1\n2\n"),
     of_text(
-        "resctrl.groups:members",
         lambda text: groups.members(one_text(text), "/r"),
         (CgroupError, InputError),
         b"1\n2\n",
+        name="resctrl.groups:members",
     ),
     on_file("reconciler.cli.nodeview:number", "proc/x", lambda at: read_number(str(at), "/proc/x"), (), b"-5\n"),
     # state
@@ -425,40 +411,21 @@ PARSERS: Final[tuple[Parser, ...]] = (
     ),
     sysfs("sys/devices/system/cpu/online", topology_sysfs.read_online, "state.topology_sysfs:read_online", b"0-1\n"),
     of_text(
-        "state.machine:parse",
         machine.parse,
         (InputError,),
         b"2 sockets x 2 nodes x 8 cores x 2 threads; l3 per 4 cores; offline 3; isolated 4-7; memory 64G",
     ),
     of_json(
-        "state.kubelet:parse_cpu_manager_state",
         kubelet.parse_cpu_manager_state,
         CHECKPOINT,
         fixture(f"{CHECKPOINTS}/cpu_manager_state"),
         fixture("kubelet/static-one-exclusive/cpu_manager_state"),
-        V1_CPU,
     ),
     of_json(
-        "state.kubelet:parse_memory_manager_state",
-        kubelet.parse_memory_manager_state,
-        CHECKPOINT,
-        fixture("kubelet/memory-static-exclusive/memory_manager_state"),
+        kubelet.parse_memory_manager_state, CHECKPOINT, fixture("kubelet/memory-static-exclusive/memory_manager_state")
     ),
+    of_json(kubelet.parse_devices, CHECKPOINT, DEVICES),
     of_json(
-        "state.kubelet:parse_devices",
-        kubelet.parse_devices,
-        CHECKPOINT,
-        DEVICES,
-        DEVICES.replace(b'{"0":["widget-0"]}', b'["widget-0"]'),
-    ),
-    of_json(
-        "state.kubelet:parse_pod_status",
-        kubelet.parse_pod_status,
-        CHECKPOINT,
-        fixture("kubelet/inplace-1.27-one-pod/pod_status_manager_state"),
-    ),
-    of_json(
-        "state.kubelet:parse_allocations",
         kubelet.parse_allocations,
         CHECKPOINT,
         fixture("kubelet/inplace-1.27-one-pod/pod_status_manager_state"),
@@ -616,13 +583,13 @@ PARSERS: Final[tuple[Parser, ...]] = (
     ),
     # reconciler: runtime and kubelet
     of_json(
-        "reconciler.sources.bundles:parse_bundle",
         lambda data: bundles.parse_bundle(data, "c"),
         (InputError,),
         fixture("runtime/guaranteed-int-node1.SANDBOX.config.json"),
         b'{"ociVersion":"1.0","annotations":{"io.kubernetes.cri-o.Labels":"{\\"a\\":\\"b\\"}"},"linux":{"cgroupsPath":"/a/b","resources":{"cpu":{"shares":2},"memory":{"limit":4},"pids":{"limit":1}}}}',
+        name="reconciler.sources.bundles:parse_bundle",
     ),
-    of_json("reconciler.sources.bundles:parse_state", bundles.parse_state, (InputError,), state_json()),
+    of_json(bundles.parse_state, (InputError,), state_json()),
     on_file(
         "reconciler.sources.bundles:read_bundle",
         "config.json",
@@ -630,7 +597,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
         (InputError, SourceError),
         b'{"ociVersion":"1.0"}',
     ),
-    of_json("reconciler.sources.kubelet_api:decode_pods", partial(decode_pods, marks=MARKS), VALUE, pod_list()),
+    of_json(partial(decode_pods, marks=MARKS), VALUE, pod_list(), name="reconciler.sources.kubelet_api:decode_pods"),
     on_file(
         "reconciler.sources.kubelet_config:read_kubelet_config",
         "config.yaml",
@@ -703,27 +670,27 @@ PARSERS: Final[tuple[Parser, ...]] = (
         (InputError, SourceError),
         KUBECONFIG,
     ),
-    of_json("reconciler.clients.kube:status_of", feed_status, (), TRAIL),
-    of_json("reconciler.clients.node_object:NodeClient.read", feed_node, (SourceError,), NODE_OBJECT),
-    of_text("reconciler.clients.http:retry_after_s", feed_wait, (), *RETRY),
+    of_json(feed_status, (), TRAIL, name="reconciler.clients.kube:status_of"),
+    of_json(feed_node, (SourceError,), NODE_OBJECT, name="reconciler.clients.node_object:NodeClient.read"),
+    of_text(feed_wait, (), *RETRY, name="reconciler.clients.http:retry_after_s"),
     Parser(
         "reconciler.clients.http:retry_after_s (latin-1)", lambda data, _: feed_wait(data.decode("latin-1")), (), RETRY
     ),
     Parser("reconciler.actuators.network.netlink:Links", feed_data(feed_link), (SourceError,), (link_answer(),), BYTES),
     # reconciler: people's files
     of_text(
-        "reconciler.settings.yaml:read_yaml",
         lambda text: read_yaml(text, "x"),
         (InputError,),
         POD,
         b"a: &a [1]\nb: *a\n<<: {c: d}\n",
+        name="reconciler.settings.yaml:read_yaml",
     ),
-    of_text("reconciler.settings.yaml:parse_tree", feed_tree, (), POD),
+    of_text(feed_tree, (), POD, name="reconciler.settings.yaml:parse_tree"),
     of_text(
-        "reconciler.sources.operator_file:read_overrides",
         lambda text: operator_file.read_overrides(text, "x"),
         (binder.ConfigError,),
         OVERRIDES,
+        name="reconciler.sources.operator_file:read_overrides",
     ),
     on_file(
         "reconciler.sources.operator_file:OperatorFile.read",
@@ -733,16 +700,16 @@ PARSERS: Final[tuple[Parser, ...]] = (
         OVERRIDES,
     ),
     of_text(
-        "reconciler.sources.manifests:read_manifest",
         lambda text: manifests.read_manifest(text, "x", MARKS),
         (InputError,),
         POD,
+        name="reconciler.sources.manifests:read_manifest",
     ),
     of_json(
-        "reconciler.sources.runtime_files:parse_record",
         lambda text: runtime_files.parse_record(text, f"/run/crun/{'c' * 64}/status"),
         (InputError,),
         CRUN,
+        name="reconciler.sources.runtime_files:parse_record",
     ),
     on_file(
         "reconciler.sources.runtime_files:read_record",
@@ -806,7 +773,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
         )
     ),
     *(
-        of_text(f"reconciler.cli.masks:{call.__name__}", call, VALUE, good)
+        of_text(call, VALUE, good, name=f"reconciler.cli.masks:{call.__name__}")
         for call, good in (
             (masks.mask_yaml_text, POD),
             (masks.mask_config_text, KUBELET),
@@ -815,41 +782,35 @@ PARSERS: Final[tuple[Parser, ...]] = (
         )
     ),
     # reconciler: numbers and words
-    of_text("reconciler.settings.units:parse_quantity", units.parse_quantity, VALUE, b"100m", b"4Gi", b"1e3", b"0.5"),
+    of_text(units.parse_quantity, VALUE, b"100m", b"4Gi", b"1e3", b"0.5"),
+    of_text(window_time.parse_when, VALUE, b"weekdays 09:00-20:00 Europe/Berlin", b"fri-mon,wed 22:00-06:00"),
     of_text(
-        "reconciler.config.window_time:parse_when",
-        window_time.parse_when,
-        VALUE,
-        b"weekdays 09:00-20:00 Europe/Berlin",
-        b"fri-mon,wed 22:00-06:00",
-    ),
-    of_text(
-        "reconciler.settings.units:parse_number",
         lambda text: units.parse_number(text, units.SECONDS, whole=False),
         VALUE,
         b"200ms",
         b"5m",
+        name="reconciler.settings.units:parse_number",
     ),
     of_text(
-        "reconciler.pods.resources:read_resources",
         lambda text: read_resources("x", {"cpu": text, "memory": text}),
         (),
         b"4Gi",
+        name="reconciler.pods.resources:read_resources",
     ),
     of_json(
-        "reconciler.pods.resources:with_extended",
         lambda data: with_extended((ContainerMeta(name="main"),), {EXTENDED_SPEC: data.decode("utf-8", "replace")}),
         (),
         b'{"containers":{"main":{"requests":{"kubernetes.io/batch-cpu":"500","kubernetes.io/batch-memory":1}}}}',
+        name="reconciler.pods.resources:with_extended",
     ),
     of_json(
-        "reconciler.pods.annotations:JsonAnnotation",
         lambda data: feed_annotation(data.decode("utf-8", "surrogateescape")),
         (),
         b'{"cpus":"0-3"}',
+        name="reconciler.pods.annotations:JsonAnnotation",
     ),
     *(
-        of_json(f"reconciler.pods.cpu_annotations:parse ({name})", partial(feed_wish, name), (), good)
+        of_json(partial(feed_wish, name), (), good, name=f"reconciler.pods.cpu_annotations:parse ({name})")
         for name, good in (
             ("katalyst.kubewharf.io/cpu_enhancement", b'{"numa_number":"2","cpuset_pool":"a"}'),
             ("katalyst.kubewharf.io/memory_enhancement", b'{"numa_binding":"true","numa_exclusive":"true"}'),
@@ -857,131 +818,73 @@ PARSERS: Final[tuple[Parser, ...]] = (
             ("scheduling.koordinator.sh/resource-spec", b'{"preferredCPUBindPolicy":"FullPCPUs"}'),
         )
     ),
-    of_text("reconciler.responses.eviction.exemptions:policy_allows", feed_spared, (), b'["evictLoad"]'),
+    of_text(feed_spared, (), b'["evictLoad"]', name="reconciler.responses.eviction.exemptions:policy_allows"),
     # reconciler: signals
-    of_text("reconciler.signals.cpu:parse_stat", cpu.parse_stat, VALUE, STAT),
+    of_text(cpu.parse_stat, VALUE, STAT),
     of_text(
-        "reconciler.signals.podnet:parse_net_dev",
-        podnet.parse_net_dev,
-        (),
-        b"Inter-|\n face |b\n  eth0: 1 2 3 4 5 6 7 8 9 10 11\n    lo:1 2 3 4 5 6 7 8 9\n",
+        podnet.parse_net_dev, (), b"Inter-|\n face |b\n  eth0: 1 2 3 4 5 6 7 8 9 10 11\n    lo:1 2 3 4 5 6 7 8 9\n"
     ),
-    of_text("reconciler.signals.nodeload:parse_loadavg", nodeload.parse_loadavg, VALUE, b"0.20 0.18 0.12 1/80 11206\n"),
-    of_text("reconciler.signals.memory:parse_node_meminfo", memory.parse_node_meminfo, VALUE, NODE_MEMINFO),
-    of_text(
-        "reconciler.signals.podcpu:parse_cpu_stat",
-        podcpu.parse_cpu_stat,
-        (),
-        b"usage_usec 5\nnr_periods 7\nnr_throttled 2\nthrottled_usec 3\n",
-    ),
+    of_text(nodeload.parse_loadavg, VALUE, b"0.20 0.18 0.12 1/80 11206\n"),
+    of_text(memory.parse_node_meminfo, VALUE, NODE_MEMINFO),
+    of_text(podcpu.parse_cpu_stat, (), b"usage_usec 5\nnr_periods 7\nnr_throttled 2\nthrottled_usec 3\n"),
     *(
         of_text(
-            f"reconciler.signals.podnuma:{call.__name__} (v{version})",
             partial(call, version=version, page_bytes=4096),
             VALUE,
             NUMA_STAT,
+            name=f"reconciler.signals.podnuma:{call.__name__} (v{version})",
         )
         for call in (podnuma.parse_numa_stat, podnuma.parse_numa_cache)
         for version in (1, 2)
     ),
-    of_text(
-        "reconciler.signals.devicestats:parse_diskstats",
-        devicestats.parse_diskstats,
-        (),
-        b"   8       0 sda 1 2 3 4 5 6 7 8 9 10 11\n",
-    ),
-    of_text(
-        "reconciler.signals.devicestats:parse_io_stat",
-        devicestats.parse_io_stat,
-        (),
-        b"8:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0\n",
-    ),
-    of_text(
-        "reconciler.signals.devicestats:parse_blkio",
-        devicestats.parse_blkio,
-        (),
-        b"8:0 Read 5\n8:0 Write 6\nTotal 11\n",
-    ),
-    of_text("reconciler.signals.fsuse:parse_du", fsuse.parse_du, (), b"5\t/a\n"),
-    of_text(
-        "reconciler.signals.fsuse:upper_directory",
-        fsuse.upper_directory,
-        (),
-        b"5 4 0:1 / / rw - overlay overlay rw,lowerdir=/a,upperdir=/b,workdir=/c\n",
-    ),
-    of_text("reconciler.signals.memory:parse_meminfo", memory.parse_meminfo, VALUE, MEMINFO),
-    of_text(
-        "reconciler.signals.memory:parse_zoneinfo",
-        memory.parse_zoneinfo,
-        VALUE,
-        ZONEINFO,
-    ),
-    of_text(
-        "reconciler.signals.pools:parse_schedstat",
-        pools.parse_schedstat,
-        VALUE,
-        b"version 15\ncpu0 1 2 3 4 5 6 7 8 9\n",
-    ),
+    of_text(devicestats.parse_diskstats, (), b"   8       0 sda 1 2 3 4 5 6 7 8 9 10 11\n"),
+    of_text(devicestats.parse_io_stat, (), b"8:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0\n"),
+    of_text(devicestats.parse_blkio, (), b"8:0 Read 5\n8:0 Write 6\nTotal 11\n"),
+    of_text(fsuse.parse_du, (), b"5\t/a\n"),
+    of_text(fsuse.upper_directory, (), b"5 4 0:1 / / rw - overlay overlay rw,lowerdir=/a,upperdir=/b,workdir=/c\n"),
+    of_text(memory.parse_meminfo, VALUE, MEMINFO),
+    of_text(memory.parse_zoneinfo, VALUE, ZONEINFO),
+    of_text(pools.parse_schedstat, VALUE, b"version 15\ncpu0 1 2 3 4 5 6 7 8 9\n"),
     *(
         of_text(
-            f"reconciler.signals.podmemory:parse_memory_stat (v{version})",
             partial(podmemory.parse_memory_stat, version=version),
             (),
             b"anon 5\npgscan 7\ntotal_rss 5\nhierarchical_memory_limit 9223372036854771712\nworkingset_refault 3\n",
+            name=f"reconciler.signals.podmemory:parse_memory_stat (v{version})",
         )
         for version in (1, 2)
     ),
-    of_text("reconciler.signals.host_config:parse_match", host_config.parse_match, VALUE, b"cgroup:/a/b-*"),
-    of_text("reconciler.signals.host_processes:parse_process_stat", host_processes.parse_process_stat, VALUE, PID_STAT),
+    of_text(host_config.parse_match, VALUE, b"cgroup:/a/b-*"),
+    of_text(host_processes.parse_process_stat, VALUE, PID_STAT),
+    of_text(host_processes.parse_process_status, VALUE, b"Name:\tx\nUid:\t7\t7\t7\t7\nCpus_allowed_list:\t0-3\n"),
     of_text(
-        "reconciler.signals.host_processes:parse_process_status",
-        host_processes.parse_process_status,
-        VALUE,
-        b"Name:\tx\nUid:\t7\t7\t7\t7\nCpus_allowed_list:\t0-3\n",
-    ),
-    of_text(
-        "reconciler.signals.host_processes:parse_passwd",
         lambda text: host_processes.parse_passwd(text, "ci"),
         (),
         b"root:x:0:0::/:\nci:x:1001:1001::/:\n",
+        name="reconciler.signals.host_processes:parse_passwd",
     ),
     of_text(
-        "reconciler.signals.host_processes:parse_subuid",
         lambda text: host_processes.parse_subuid(text, {"ci"}),
         (),
         b"ci:100000:65536\n1001:200000:10\n",
+        name="reconciler.signals.host_processes:parse_subuid",
     ),
-    of_json(
-        "reconciler.signals.host_groups:read_docker_container",
-        host_groups.read_docker_container,
-        VALUE,
-        b'{"Name":"/web","Config":{"Labels":{"app":"web"}}}',
-    ),
-    of_text("reconciler.signals.runqueue:parse_schedstat", runqueue.parse_schedstat, VALUE, b"1 2 3\n"),
+    of_json(host_groups.read_docker_container, VALUE, b'{"Name":"/web","Config":{"Labels":{"app":"web"}}}'),
+    of_text(runqueue.parse_schedstat, VALUE, b"1 2 3\n"),
     of_text(
-        "reconciler.signals.growth:parse_counters",
         lambda text: growth.parse_counters(text, ("\na ", "\nb ")),
         (),
         b"a 5\nb 6\n",
+        name="reconciler.signals.growth:parse_counters",
     ),
     of_text(
-        "reconciler.responses.means.notice:parse_request",
         lambda text: parse_request(NoticeConfig(), text),
         (),
         b"volume:notice",
+        name="reconciler.responses.means.notice:parse_request",
     ),
-    of_text(
-        "reconciler.signals.promtext:parse_selector",
-        promtext.parse_selector,
-        VALUE,
-        b'http_seconds_bucket{job="a",path=~"/api.*"}',
-    ),
-    of_json(
-        "reconciler.signals.promtext:SeriesReader",
-        _series,
-        VALUE,
-        b'{"a":1}',
-    ),
+    of_text(promtext.parse_selector, VALUE, b'http_seconds_bucket{job="a",path=~"/api.*"}'),
+    of_json(_series, VALUE, b'{"a":1}', name="reconciler.signals.promtext:SeriesReader"),
     Parser(
         "reconciler.signals.promtext:SeriesReader (text)",
         lambda data, _: _series(data),
@@ -1003,10 +906,10 @@ PARSERS: Final[tuple[Parser, ...]] = (
         BYTES,
     ),
     of_json(
-        "reconciler.signals.probe_source:number_in",
         lambda data: probe_source.number_in(data, "latency.0.p99"),
         VALUE,
         b'{"latency":[{"p99":5.5}]}',
+        name="reconciler.signals.probe_source:number_in",
     ),
     Parser(
         "reconciler.signals.probe_source:number_in (plain)",
@@ -1035,23 +938,6 @@ PARSERS: Final[tuple[Parser, ...]] = (
 
 TAKE_PIPES: Final = frozenset({"reconciler.cli.podsfile:read_pods_file"})
 """Named on the command line, where a person may give the output of another program."""
-LEFT_TO_SAFEFILES: Final = frozenset(
-    {
-        "reconciler.sources.kubelet_arguments:k3s_unit",
-        "reconciler.sources.kubelet_arguments:k3s_environment",
-        "reconciler.sources.kubelet_arguments:k3s_config",
-        "reconciler.sources.kubelet_arguments:args_file",
-        "reconciler.sources.kubelet_arguments:edgecore",
-        "reconciler.sources.kubelet_config:read_kubelet_config",
-        "reconciler.sources.runtime_roots:find_runtime_dirs",
-        "reconciler.sources.runtime_roots:find_image_root",
-        "reconciler.clients.kubeconfig:read_kubeconfig",
-        "reconciler.sources.operator_file:OperatorFile.read",
-        "reconciler.sources.manifests:ManifestDirectory.read",
-    }
-)
-"""Readers whose files `reconciler.runtime.safe_files` opens, once it is there."""
-
 EXCEPTED: Final = {
     r"cgroupfs\.bounded:read_(file|open)": "what bounds the others; tests/cgroupfs/test_bounded.py",
     r"cgroupfs\.(files|kept|trial):\w+\.read": "the text alone; what reads it is here",

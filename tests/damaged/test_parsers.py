@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import importlib.util
 import io
 import json
 import os
@@ -16,22 +15,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cgroupfs import cpuset
 from tests.damaged import corpus
 from tests.damaged.harness import JSON, Parser
-from tests.damaged.parsers import EXCEPTED, LEFT_TO_SAFEFILES, PARSERS, TAKE_PIPES
+from tests.damaged.parsers import EXCEPTED, PARSERS, TAKE_PIPES
 from tests.examples import SEARCH
 from tests.sourcetrees import ROOT, product, tree
 
 SHOWN: Final = 20
-# The shorter one holds as soon as CPU lists keep their own messages short, too.
-LONGEST_MESSAGE: Final = 5_000 if hasattr(cpuset, "LONGEST_LIST") else 10_000_000
-FILES: Final = [
-    parser
-    for parser in PARSERS
-    if parser.place is not None
-    and (parser.name not in LEFT_TO_SAFEFILES or importlib.util.find_spec("reconciler.runtime.safe_files") is not None)
-]
+LONGEST_MESSAGE: Final = 5_000
 
 
 def inputs(parser: Parser) -> corpus.Named:
@@ -154,7 +145,9 @@ KERNELS: Final = ("proc/", "sys/", "7/stat", "eth0/", "x", "cpu.pressure")
 
 @pytest.mark.parametrize("instead", INSTEAD)
 @pytest.mark.parametrize(
-    "parser", [parser for parser in FILES if not str(parser.place).startswith(KERNELS)], ids=lambda parser: parser.name
+    "parser",
+    [parser for parser in PARSERS if parser.place is not None and not parser.place.startswith(KERNELS)],
+    ids=lambda parser: parser.name,
 )
 def test_what_is_no_file_is_neither_waited_for_nor_read_whole(parser: Parser, instead: str, tmp_path: Path) -> None:
     if instead == "a pipe" and parser.name in TAKE_PIPES:

@@ -11,7 +11,7 @@ from tests.e2e.cri import Cri, CriError
 from tests.e2e.pods import PodSpec, best_effort, burstable, guaranteed, pod_values, shares_of
 from tests.e2e.traceparse import parse_bpftrace, parse_strace, parse_tracefs
 from tests.fakes.kubelet.cgroups import SYSTEMD, KubeletCgroups
-from tests.fakes.kubelet.cpu_manager import NONE, STATIC, CpuManager, checksum, cpu_list
+from tests.fakes.kubelet.cpu_manager import NONE, STATIC, CpuManager, checksum
 
 UID = "11111111-1111-4111-8111-111111111111"
 
@@ -28,11 +28,6 @@ def test_the_checksum_is_the_one_kubelets_wrote(
     policy: str, default: str, entries: dict[str, dict[str, str]], expected: int
 ) -> None:
     assert checksum(policy, default, entries) == expected
-
-
-def test_a_cpu_list_joins_neighbours() -> None:
-    assert cpu_list({5, 1, 0, 3, 2}) == "0-3,5"
-    assert cpu_list(set()) == ""
 
 
 def test_exclusive_cpus_leave_the_default_set_and_come_back(tmp_path: Path) -> None:

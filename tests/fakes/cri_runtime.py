@@ -37,8 +37,6 @@ class FakeRuntime:
         self.answers = threading.Event()
         """While it is not set all calls hang."""
         self.answers.set()
-        self.together = threading.Barrier(1)
-        """So many calls are answered together."""
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         self.on_stop: Callable[[str, int], None] = lambda _id, _grace: None
         self.sandboxes = list(_recorded("ListPodSandbox", cri_pb2.ListPodSandboxResponse()).items)
@@ -79,7 +77,6 @@ class FakeRuntime:
         def handle(request: Any, context: Any) -> Any:
             self.asked.append(name)
             self.answers.wait(_HANG_S)
-            self.together.wait(_HANG_S)
             if self.refusal is not None:
                 context.abort(*self.refusal)
             try:

@@ -1,14 +1,23 @@
 """A small HTTP/1.1 server on loopback whose answers, good and bad, are written down beforehand."""
 
 import ssl
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import trio
+import trustme
 
+from reconciler.clients.endpoint import HttpEndpoint, InlineCredentials
 from tests.fakes.http_listener import Request, listen, talk
 
-Send = Callable[[bytes], Awaitable[None]]
+
+def server_tls(authority: trustme.CA, name: str = "127.0.0.1", *, ask_client: bool = False) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert(name).configure_cert(context)
+    if ask_client:
+        context.verify_mode = ssl.CERT_REQUIRED
+        authority.configure_trust(context)
+    return context
 
 
 @dataclass
@@ -40,6 +49,15 @@ class HttpPeer:
         listeners, self.port = await listen(0, tls)
         task_status.started(self.port)
         await trio.serve_listeners(self._talk, listeners)
+
+    async def endpoint(
+        self, nursery: trio.Nursery, authority: trustme.CA | None = None, *, token: str | None = None, **given: Any
+    ) -> HttpEndpoint:
+        """Serve, and give the address: with an authority over TLS, and trusting it."""
+        port = await nursery.start(self.serve, None if authority is None else server_tls(authority))
+        ca = None if authority is None else authority.cert_pem.bytes().decode()
+        url = f"http{'s' if authority else ''}://127.0.0.1:{port}"
+        return HttpEndpoint(**{"name": "x", "url": url, "inline": InlineCredentials(ca=ca, token=token), **given})
 
     async def _talk(self, stream: trio.abc.Stream) -> None:
         self.connections += 1

@@ -140,12 +140,6 @@ def test_the_daemons_document_has_the_same_keys(tmp_path: Path) -> None:
     assert (made["pods"], made["sources"]) == ([{"uid": "u"}], [{"name": "cri"}])
 
 
-def test_the_same_state_renders_to_the_same_bytes(tmp_path: Path) -> None:
-    path = filled(tmp_path)
-    for form in FORMATS:
-        assert render(from_store(read_dump(path), at=1.0), form) == render(from_store(read_dump(path), at=1.0), form)
-
-
 def test_reading_and_rendering_import_nothing_heavy_and_little_at_all(tmp_path: Path) -> None:
     code = (
         "import sys; before = len(sys.modules)\n"

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import InputError
+from reconciler.cli.options import SYNTAX
 from state.machine import NUMBERINGS, MachineDescription, build, describe, explain, parse
-from state.machine_syntax import SYNTAX
 from state.topology import Cpu, CpuKind, NumaNode, Topology, uniform
 
 

@@ -19,7 +19,7 @@ from state.entry import LedgerEntry, row_key
 from state.kinds import CGROUP, SYSCTL
 from state.ledger import Ledger
 from state.reader import read_dump, read_tables
-from state.schema import FILES, HOLDS, META, RUNNING, VERSION, seal, unseal
+from state.schema import FILES, HOLDS, META, RUNNING, seal, unseal
 from state.schema2 import PRIVATE
 from state.store import Store, StoreBatch
 from tests.state.release_store import BOOT, BOX, KNOWN
@@ -73,13 +73,6 @@ def test_everything_that_it_knows_is_in_the_ledger_and_nothing_else_is_changed(p
     assert raw(path, HOLDS) == holds
     assert sorted(kinds) == ["failed", "foreign", *["touch"] * 4, "write", "write", "write", "yield"]
     assert {key: body for key, body in raw(path, FILES).items() if key in before} == before
-
-
-def test_the_file_is_of_a_schema_that_an_older_program_refuses(path: str) -> None:
-    Store(path, boot=BOOT).close()
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
-    assert VERSION > 2
 
 
 def test_the_orders_of_first_touch_are_unique_and_those_of_control_files_stay(path: str) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cgroupfs.errors import StoreError
 from state.reader import read_dump
 from state.schema import APPLICATION_ID, FILES, HOLDS, META, MIGRATIONS, SETTINGS, VERSION, migrate, seal, unseal
-from state.store import NewerSchemaError, Store, StoreBatch, boot_id
+from state.store import Store, StoreBatch, boot_id
 from tests.state.storing import batch_of, content, packed
 
 
@@ -105,21 +105,6 @@ def test_boot_id_is_read_below_the_root_and_empty_without_one(tmp_path: Path) ->
 
 
 # Versions
-
-
-def test_a_newer_schema_is_refused_with_one_message_and_left_alone(path: str) -> None:
-    Store(path).close()
-    with sqlite3.connect(path) as connection:
-        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
-        connection.execute("DELETE FROM meta WHERE key = 'readable_by'")
-    connection.close()
-    before = Path(path).read_bytes()
-    with pytest.raises(NewerSchemaError, match=f"version {VERSION + 1} is of a newer bypassd"):
-        Store(path)
-    with pytest.raises(NewerSchemaError):
-        read_dump(path)
-    assert Path(path).read_bytes() == before
-    assert [name for name in os.listdir(os.path.dirname(path)) if "corrupt" in name] == []
 
 
 def test_migrations_run_in_order_once_and_a_failing_one_leaves_the_version_before_it() -> None:

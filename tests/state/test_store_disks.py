@@ -99,16 +99,6 @@ def test_a_directory_that_cannot_be_made_is_reported_and_tried_again(tmp_path: P
     assert usable(store)
 
 
-def test_a_file_deleted_under_us_is_noticed_before_the_next_write(path: str) -> None:
-    store = Store(path)
-    store.apply(batch_of(FILES, {"a": 1}))
-    generation = store.ready()
-    shutil.rmtree(os.path.dirname(path))
-    assert store.ready() == generation + 1
-    store.apply(batch_of(FILES, {"b": 2}))
-    assert content(Store(path), FILES) == {"b": 2}
-
-
 def test_another_writer_is_waited_for_then_reported_and_the_store_stays_usable(path: str) -> None:
     store = Store(path)
     assert store._connection is not None

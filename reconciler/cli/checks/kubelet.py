@@ -19,14 +19,8 @@ from reconciler.runtime import format as fmt
 from reconciler.sources.bundles import Bundle, read_bundle
 from reconciler.sources.outside import groups_outside
 from reconciler.sources.runtime_files import STATE_JSON
-from state.kubelet import (
-    CPU_STATE,
-    CheckpointError,
-    CheckpointFault,
-    CpuManagerState,
-    parse_cpu_manager_state,
-    read_checkpoint,
-)
+from state.checkpoint import CheckpointError, CheckpointFault, read_checkpoint
+from state.kubelet import CPU_STATE, CpuManagerState, parse_cpu_manager_state
 from state.model import ContainerKind, CpuPolicy
 
 _MOST_SHOWN: Final = 3
@@ -119,7 +113,7 @@ def _checkpoint(node: InspectedNode) -> CheckResult:
         if exc.fault is CheckpointFault.MISSING:
             fix = "check kubelet.root_dir; without it exclusive CPUs are unknown"
         return warn("checkpoints", str(exc), fix)
-    owners = sum(len(containers) for containers in state.entries.values()) + len(state.by_id)
+    owners = sum(map(len, state.entries.values()))
     sum_ = "checksum OK" if state.verified else "no checksum"
     return ok("checkpoints", f"policy {state.policy.value}, {fmt.plural(owners, 'exclusive container')}, {sum_}")
 
@@ -157,7 +151,7 @@ def _cpu_manager(node: InspectedNode, results: QueryResults) -> CheckResult:
             "kept off the CPUs where it runs"
         )
         return warn("CPU manager", f"{text}; {fmt.first_of(wrong, 1)}", fix)
-    owners = sum(map(len, state.entries.values())) + len(state.by_id)
+    owners = sum(map(len, state.entries.values()))
     own = "exclusive CPUs are those of the kernel's files" if owners else "no container has exclusive CPUs"
     return ok("CPU manager", f"{text}; {own}")
 
@@ -174,7 +168,7 @@ def _contradictions(node: InspectedNode, state: CpuManagerState) -> list[str]:
         for cid, group in sorted(pod.containers.items()):
             bundle, path = _bundle(node, cid), group.path
             name = (bundle.container_name if bundle is not None else None) or ""
-            record = state.by_id.get(cid) or state.entries.get(uid, {}).get(name)
+            record = state.entries.get(uid, {}).get(name)
             with contextlib.suppress(SourceError):
                 path = pod.group.path if node.runtime.sandbox(cid) is not None else path
             kernel = cpus_in_effect(node.hierarchy, path)

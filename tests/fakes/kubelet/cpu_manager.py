@@ -22,17 +22,6 @@ _GAP_S: Final = 0.001
 """Recorded between the two writes of one allocation."""
 
 
-def cpu_list(cpus: set[int]) -> str:
-    """``0-1,4``: the kernel's list form."""
-    runs: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if runs and runs[-1][1] == cpu - 1:
-            runs[-1][1] = cpu
-        else:
-            runs.append([cpu, cpu])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
 def checksum(policy: str, default: str, entries: Mapping[str, Mapping[str, str]]) -> int:
     """The checksum of a version 2 checkpoint."""
 
@@ -93,7 +82,7 @@ class CpuManager:
                 self.default -= taken
                 self._save()
                 time.sleep(_GAP_S)
-                self.entries.setdefault(pod.uid, {})[container.name] = cpu_list(taken)
+                self.entries.setdefault(pod.uid, {})[container.name] = str(CpuSet(taken))
                 self._save()
 
     def release(self, pod: PodSpec) -> None:
@@ -111,23 +100,20 @@ class CpuManager:
                     continue
                 self._save()
                 time.sleep(_GAP_S)
-                for cpus in entry.values():
-                    for part in cpus.split(","):
-                        first, _, last = part.partition("-")
-                        self.default |= set(range(int(first), int(last or first) + 1))
+                self.default.update(*map(CpuSet.parse, entry.values()))
                 self._save()
 
     def cpus_of(self, pod: PodSpec, container: str) -> str:
         """The CPUs that the kubelet hands to the runtime for a container; empty under policy none."""
         if self.policy == NONE:
             return ""
-        return self.entries.get(pod.uid, {}).get(container) or cpu_list(self.default)
+        return self.entries.get(pod.uid, {}).get(container) or str(CpuSet(self.default))
 
     def _save(self) -> None:
         """Write the checkpoint as the kubelet does: a temporary dot file, fsync, rename."""
         temporary = os.path.join(os.path.dirname(self._path), f".{os.getpid()}{id(self)}")
         with open(temporary, "w", encoding="utf-8") as file:
-            file.write(checkpoint(self.policy, cpu_list(self.default), self.entries))
+            file.write(checkpoint(self.policy, str(CpuSet(self.default)), self.entries))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, self._path)

@@ -70,7 +70,7 @@ class Bench:
         self.clients: list[NodeClient] = []
 
     def api(self) -> KubeApi:
-        return KubeApi(varied(ApiServer(server=f"http://127.0.0.1:{self.server.port}"), timeout_s=2.0), environ={})
+        return KubeApi(varied(ApiServer(server=f"http://127.0.0.1:{self.server.port}"), timeout_s=2.0))
 
     def client(self) -> NodeClient:
         self.clients.append(NodeClient(self.api(), "n1"))

@@ -26,8 +26,7 @@ async def test_an_exchange_gives_status_headers_and_body_and_keeps_the_connectio
     server = HttpPeer(
         [Reply(b"slow down", status="429 Too Many", headers=("Retry-After: 7",)), Reply(status="201 Created")]
     )
-    port = await nursery.start(server.serve)
-    async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}")) as session:
+    async with HttpSession(await server.endpoint(nursery)) as session:
         first = await session.exchange("POST", "/a", b'{"b":1}', {"Content-Type": "application/json"})
         second = await session.exchange("PATCH", "/b", b"{}")
     assert (first.status, first.ok, first.headers["retry-after"], first.excerpt) == (429, False, "7", "slow down")
@@ -40,8 +39,7 @@ async def test_of_a_long_answer_the_beginning_is_kept_and_the_connection_too(
     nursery: trio.Nursery, idle_clock: MockClock
 ) -> None:
     server = HttpPeer([Reply(b"x" * 300_000)])
-    port = await nursery.start(server.serve)
-    async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}")) as session:
+    async with HttpSession(await server.endpoint(nursery)) as session:
         answers = [await session.exchange("GET", "/", most=100) for _ in range(2)]
     assert [len(response.body) for response in answers] == [100, 100]
     assert server.connections == 1
@@ -50,7 +48,7 @@ async def test_of_a_long_answer_the_beginning_is_kept_and_the_connection_too(
 async def test_what_is_done_with_the_parts_of_an_answer_does_not_count_as_waiting(
     nursery: trio.Nursery, idle_clock: MockClock
 ) -> None:
-    port = await nursery.start(HttpPeer([Reply(b"x" * 1_000_000)]).serve)
+    peer = await HttpPeer([Reply(b"x" * 1_000_000)]).endpoint(nursery, timeout_s=0.4)
     taken = 0
 
     async def take(part: bytes) -> None:
@@ -59,7 +57,7 @@ async def test_what_is_done_with_the_parts_of_an_answer_does_not_count_as_waitin
             await trio.sleep(1)
         taken += len(part)
 
-    async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}", timeout_s=0.4)) as session:
+    async with HttpSession(peer) as session:
         await session.read("/", take)
     assert taken == 1_000_000
 
@@ -94,18 +92,16 @@ async def test_an_answer_that_does_not_end_is_not_waited_for(
 
 
 async def test_a_path_that_holds_a_secret_is_in_no_message(nursery: trio.Nursery, idle_clock: MockClock) -> None:
-    server = HttpPeer([Reply(hang_s=60)])
-    port = await nursery.start(server.serve)
-    async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}", timeout_s=0.1)) as session:
+    peer = await HttpPeer([Reply(hang_s=60)]).endpoint(nursery, timeout_s=0.1)
+    async with HttpSession(peer) as session:
         with pytest.raises(SourceError) as caught:
             await session.exchange("POST", "/key-of-mine", b"", shown="")
-    assert str(caught.value) == f"x: http://127.0.0.1:{port}: POST: no answer within 100 ms"
+    assert str(caught.value) == f"x: {peer.url}: POST: no answer within 100 ms"
 
 
 async def test_an_exchange_is_timed_apart_from_the_making_of_its_connection(nursery: trio.Nursery) -> None:
     server = HttpPeer([Reply(b"1", hang_s=0.05), Reply(b"2")])
-    port = await nursery.start(server.serve)
-    async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}")) as session:
+    async with HttpSession(await server.endpoint(nursery)) as session:
         began = trio.current_time()
         first = await session.exchange("GET", "/")
         took_s = trio.current_time() - began
@@ -118,13 +114,13 @@ async def test_an_exchange_is_timed_apart_from_the_making_of_its_connection(nurs
 
 async def test_what_is_asked_of_a_server_below_a_path_of_its_url(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     server = HttpPeer([Reply()])
-    port = await nursery.start(server.serve)
-    async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}/k8s/c-1/")) as session:
+    peer = await server.endpoint(nursery)
+    async with HttpSession(replace(peer, url=f"{peer.url}/k8s/c-1/")) as session:
         await session.exchange("GET", "/api/v1/pods?fieldSelector=a%3Db&limit=5")
         await session.exchange("GET", "/with blank/ä", None, {"accept": "text/plain", "User-Agent": "other"})
     first, second = server.requests
     assert first[""] == "GET /k8s/c-1/api/v1/pods?fieldSelector=a%3Db&limit=5 HTTP/1.1"
-    assert first["host"] == f"127.0.0.1:{port}"
+    assert first["host"] == peer.url.removeprefix("http://")
     assert first["user-agent"] == f"bypassd/{__version__}"
     assert (first["accept"], first["accept-encoding"]) == ("application/json", "identity")
     assert "content-length" not in first
@@ -160,8 +156,7 @@ async def test_what_no_header_can_hold_is_an_error_of_its_asker(
     nursery: trio.Nursery, headers: dict[str, str], idle_clock: MockClock
 ) -> None:
     server = HttpPeer([Reply()])
-    port = await nursery.start(server.serve)
-    async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}")) as session:
+    async with HttpSession(await server.endpoint(nursery)) as session:
         with pytest.raises(SourceError):
             await session.exchange("GET", "/", None, headers)
         assert (await session.exchange("GET", "/")).ok
@@ -170,8 +165,7 @@ async def test_what_no_header_can_hold_is_an_error_of_its_asker(
 
 async def test_a_field_that_comes_twice_is_one_with_both_values(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     server = HttpPeer([Reply(headers=("Warning: one", "WARNING: two"))])
-    port = await nursery.start(server.serve)
-    async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}")) as session:
+    async with HttpSession(await server.endpoint(nursery)) as session:
         answer = await session.exchange("GET", "/")
     assert answer.headers["warning"] == "one, two"
 
@@ -231,31 +225,38 @@ def test_retry_after_is_seconds_or_a_date_and_bounded(text: str | None, wait_s: 
 
 # Credentials
 
+SECRET = "s3cr3tT0ken"
 
-def tls(authority: trustme.CA) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    return context
+
+def everything(error: BaseException | None) -> str:
+    """All that a log could show of an error: its texts, and those of whatever it holds on to."""
+    texts = []
+    while error is not None:
+        texts += [str(error), repr(error), repr(vars(error)), repr(error.args)]
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "\n".join(texts)
 
 
 @pytest.mark.parametrize("own", [True, False])
-async def test_a_servers_own_certificate_is_trusted_without_its_issuers_and_no_other_one(
+async def test_a_servers_own_certificate_is_trusted_without_its_issuers_and_no_other_one_gets_a_token(
     nursery: trio.Nursery, tmp_path: Path, own: bool, idle_clock: MockClock
 ) -> None:
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     certificate.configure_cert(context)
-    port = await nursery.start(HttpPeer([Reply(b"{}")]).serve, context)
+    server = HttpPeer([Reply(b"{}")])
+    port = await nursery.start(server.serve, context)
     trusted = certificate if own else authority.issue_cert("127.0.0.1")
     trusted.cert_chain_pems[0].write_to_path(str(tmp_path / "kubelet.crt"))
     peer = HttpEndpoint(name="x", url=f"https://127.0.0.1:{port}", ca_file=str(tmp_path / "kubelet.crt"))
-    async with HttpSession(peer) as session:
+    async with HttpSession(replace(peer, inline=InlineCredentials(token="hush"))) as session:
         if own:
             assert (await session.exchange("GET", "/")).ok
         else:
-            with pytest.raises(SourceError, match="not trusted"):
+            with pytest.raises(SourceError, match="certificate is not trusted"):
                 await session.exchange("GET", "/")
+    assert len(server.requests) == own
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -264,12 +265,12 @@ async def test_no_token_and_no_certificate_goes_to_a_server_that_is_not_verified
 ) -> None:
     authority = trustme.CA()
     server = HttpPeer([Reply(b"{}")])
-    port = await nursery.start(server.serve, tls(authority) if secure else None)
+    found = await server.endpoint(nursery, authority if secure else None)
+    plain = replace(found, insecure=secure, inline=InlineCredentials())
     mine = authority.issue_cert("agent@node1")
     mine.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "client.pem"))
     (tmp_path / "token").write_text("hush")
     pem = str(tmp_path / "client.pem")
-    plain = HttpEndpoint(name="x", url=f"http{'s' if secure else ''}://127.0.0.1:{port}", insecure=secure)
     shown: list[dict[str, Any]] = [
         {"token_file": str(tmp_path / "token")},
         {"inline": InlineCredentials(token="hush")},
@@ -286,65 +287,15 @@ async def test_no_token_and_no_certificate_goes_to_a_server_that_is_not_verified
         assert await session.get("/") == b"{}"
 
 
-async def test_a_token_is_not_sent_before_the_server_is_verified(
-    nursery: trio.Nursery, tmp_path: Path, idle_clock: MockClock
-) -> None:
-    server = HttpPeer([Reply(b"{}")])
-    port = await nursery.start(server.serve, tls(trustme.CA()))
-    trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    peer = HttpEndpoint(
-        name="x",
-        url=f"https://127.0.0.1:{port}",
-        ca_file=str(tmp_path / "ca.pem"),
-        inline=InlineCredentials(token="hush"),
-    )
-    async with HttpSession(peer) as session:
-        with pytest.raises(SourceError, match="certificate is not trusted"):
-            await session.get("/")
-    assert server.requests == []
-
-
-async def test_a_redirect_takes_nothing_to_another_server(
-    nursery: trio.Nursery, tmp_path: Path, idle_clock: MockClock
-) -> None:
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+async def test_a_redirect_takes_nothing_to_another_server(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     other = HttpPeer([Reply(b"{}")])
-    elsewhere = await nursery.start(other.serve)
-    reply = Reply(status="307 Temporary Redirect", headers=(f"Location: http://127.0.0.1:{elsewhere}/",))
-    port = await nursery.start(HttpPeer([reply]).serve, tls(authority))
-    url, ca = f"https://127.0.0.1:{port}", str(tmp_path / "ca.pem")
-    async with HttpSession(
-        HttpEndpoint(name="x", url=url, ca_file=ca, inline=InlineCredentials(token="hush"))
-    ) as session:
+    location = f"Location: {(await other.endpoint(nursery)).url}/"
+    server = HttpPeer([Reply(status="307 Temporary Redirect", headers=(location,))])
+    async with HttpSession(await server.endpoint(nursery, trustme.CA(), token="hush")) as session:
         assert (await session.exchange("GET", "/")).status == 307
         with pytest.raises(SourceError, match="307"):
             await session.get("/")
     assert other.connections == 0
-
-
-@pytest.mark.parametrize("content", ["root:$6$hush:1\ndaemon:*:1\n", "hush\x1b[31m", "a hush b", "hushé"])
-async def test_a_file_that_is_no_token_is_not_sent_and_not_shown(
-    nursery: trio.Nursery, tmp_path: Path, content: str, idle_clock: MockClock
-) -> None:
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    server = HttpPeer([Reply(b"{}")])
-    port = await nursery.start(server.serve, tls(authority))
-    token = tmp_path / "token"
-    token.write_text(content)
-    peer = HttpEndpoint(
-        name="x", url=f"https://127.0.0.1:{port}", ca_file=str(tmp_path / "ca.pem"), token_file=str(tmp_path / "token")
-    )
-    async with HttpSession(peer) as session:
-        with pytest.raises(SourceError, match="cannot use the token") as caught:
-            await session.get("/")
-        assert "hush" not in str(caught.value)
-        token.unlink()
-        os.mkfifo(token)
-        with pytest.raises(SourceError, match="cannot read the token"):
-            await session.get("/")
-    assert server.requests == []
 
 
 async def test_files_that_another_component_named_are_root_s(tmp_path: Path, idle_clock: MockClock) -> None:
@@ -358,40 +309,27 @@ async def test_files_that_another_component_named_are_root_s(tmp_path: Path, idl
                 await session.get("/")
 
 
-SECRET = "s3cr3tT0ken"
-
-
-async def verified(nursery: trio.Nursery, server: HttpPeer) -> tuple[str, str]:
-    """The address of a server that may get a secret, and its certificate authority (PEM)."""
-    authority = trustme.CA()
-    port = await nursery.start(server.serve, tls(authority))
-    return f"https://127.0.0.1:{port}", authority.cert_pem.bytes().decode()
-
-
-def everything(error: BaseException | None) -> str:
-    """All that a log could show of an error: its texts, and those of whatever it holds on to."""
-    texts = []
-    while error is not None:
-        texts += [str(error), repr(error), repr(vars(error)), repr(error.args)]
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return "\n".join(texts)
-
-
 @pytest.mark.parametrize(
     "text",
-    [f"{SECRET}\n{SECRET}", f"{SECRET} x", f"{SECRET}\x1b", f" {SECRET}", f"{SECRET}\t", f"{SECRET}\n\n", "\n", ""],
+    [
+        *(f"{SECRET}{end}" for end in (f"\n{SECRET}", " x", "\x1b", "\t", "\n\n", "é", "\udcff", ":1\ndaemon:*:1\n")),
+        *(f" {SECRET}", "\n", ""),
+    ],
 )
-async def test_a_token_that_no_header_can_hold_is_refused_and_in_no_message(
+async def test_a_file_that_is_no_token_is_not_sent_and_in_no_message(
     tmp_path: Path, nursery: trio.Nursery, text: str, idle_clock: MockClock
 ) -> None:
-    (tmp_path / "token").write_text(text)
+    token = tmp_path / "token"
+    token.write_bytes(text.encode(errors="surrogateescape"))
     server = HttpPeer([Reply()])
-    url, ca = await verified(nursery, server)
-    peer = HttpEndpoint(name="x", url=url, token_file=f"{tmp_path}/token", inline=InlineCredentials(ca=ca))
-    async with HttpSession(peer) as session:
-        with pytest.raises(SourceError, match="token: one line of printable ASCII") as caught:
+    async with HttpSession(await server.endpoint(nursery, trustme.CA(), token_file=str(token))) as session:
+        with pytest.raises(SourceError, match=r"cannot use the token .*ASCII") as caught:
             await session.exchange("GET", "/")
-    assert SECRET not in everything(caught.value)
+        assert SECRET not in everything(caught.value)
+        token.unlink()
+        os.mkfifo(token)
+        with pytest.raises(SourceError, match="cannot read the token"):
+            await session.get("/")
     assert not server.requests
 
 
@@ -401,30 +339,16 @@ async def test_a_tokens_line_end_is_not_sent(
 ) -> None:
     (tmp_path / "token").write_bytes(f"{SECRET}{end}".encode())
     server = HttpPeer([Reply()])
-    url, ca = await verified(nursery, server)
-    peer = HttpEndpoint(name="x", url=url, token_file=f"{tmp_path}/token", inline=InlineCredentials(ca=ca))
-    async with HttpSession(peer) as session:
+    async with HttpSession(await server.endpoint(nursery, trustme.CA(), token_file=f"{tmp_path}/token")) as session:
         await session.exchange("GET", "/")
     assert server.requests[0]["authorization"] == f"Bearer {SECRET}"
-
-
-async def test_a_token_that_is_no_text_is_in_no_message(tmp_path: Path, idle_clock: MockClock) -> None:
-    (tmp_path / "token").write_bytes(SECRET.encode() + b"\xff")
-    async with HttpSession(
-        HttpEndpoint(name="x", url="https://127.0.0.1:1", token_file=f"{tmp_path}/token")
-    ) as session:
-        with pytest.raises(SourceError, match="token") as caught:
-            await session.exchange("GET", "/")
-    assert SECRET not in everything(caught.value)
 
 
 @pytest.mark.parametrize("bad", ["\n", "\u2713", "\x00", "\r\nX: "])
 async def test_a_header_that_cannot_be_sent_is_in_no_message(
     nursery: trio.Nursery, bad: str, idle_clock: MockClock
 ) -> None:
-    server = HttpPeer([Reply()])
-    url, ca = await verified(nursery, server)
-    peer = HttpEndpoint(name="x", url=url, inline=InlineCredentials(ca=ca, token=f"{SECRET}{bad}{SECRET}"))
+    peer = await HttpPeer([Reply()]).endpoint(nursery, trustme.CA(), token=f"{SECRET}{bad}{SECRET}")
     async with HttpSession(peer) as session:
         for headers in ({}, {"Authorization": f"Basic {SECRET}{bad}{SECRET}"}):
             with pytest.raises(SourceError) as caught:
@@ -446,9 +370,7 @@ async def test_a_server_that_quotes_the_token_in_its_refusal_does_not_get_it_sho
     nursery: trio.Nursery, idle_clock: MockClock
 ) -> None:
     server = HttpPeer([Reply(f"unknown token {SECRET}".encode(), status="400 Bad Request")])
-    url, ca = await verified(nursery, server)
-    peer = HttpEndpoint(name="x", url=url, inline=InlineCredentials(ca=ca, token=SECRET))
-    async with HttpSession(peer) as session:
+    async with HttpSession(await server.endpoint(nursery, trustme.CA(), token=SECRET)) as session:
         with pytest.raises(SourceError, match=r"400 unknown token \*\*\*") as caught:
             await session.get("/")
     assert SECRET not in everything(caught.value)

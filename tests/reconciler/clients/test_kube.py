@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import ssl
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from reconciler.clients.kube import ApiStatus, ApiStatusDetails, KubeApi, status
 from reconciler.clients.kube_config import ApiIdentity, ApiServer
 from reconciler.clients.kubeconfig import read_kubeconfig
 from reconciler.settings.schema import FeatureSwitch
-from tests.fakes.http_peer import HttpPeer, Reply
+from tests.fakes.http_peer import HttpPeer, Reply, server_tls
 
 KUBELETS = """\
 apiVersion: v1
@@ -42,6 +41,13 @@ users:
 """
 
 
+def simple_kubeconfig(server: str, user: str = "token: own") -> str:
+    return (
+        f"clusters: [{{name: c, cluster: {{server: {server}}}}}]\n"
+        f"users: [{{name: u, user: {{{user}}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n"
+    )
+
+
 def encoded(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
@@ -54,7 +60,7 @@ def write(root: Path, path: str, text: str) -> None:
 
 def test_the_kubelets_own_kubeconfig_names_server_ca_and_rotating_certificate(tmp_path: Path) -> None:
     write(tmp_path, "/etc/kubernetes/kubelet.conf", KUBELETS.format(ca=encoded("CA"), server="https://10.0.0.1:6443"))
-    peer = find_peer(ApiServer(), root=str(tmp_path), environ={})
+    peer = find_peer(ApiServer(), root=str(tmp_path))
     assert (peer.url, peer.inline.ca, peer.insecure) == ("https://10.0.0.1:6443", "CA", False)
     assert peer.cert_file == peer.key_file == f"{tmp_path}/var/lib/kubelet/pki/kubelet-client-current.pem"
     assert "CA" not in repr(peer).replace("Inline(ca)", "")
@@ -63,12 +69,15 @@ def test_the_kubelets_own_kubeconfig_names_server_ca_and_rotating_certificate(tm
 def test_what_the_kubelets_command_line_names_comes_before_the_usual_places(tmp_path: Path) -> None:
     write(tmp_path, "/etc/kubernetes/kubelet.conf", "nonsense")
     write(tmp_path, "/srv/k", KUBELETS.format(ca=encoded("CA"), server="https://b:1"))
-    assert find_peer(ApiServer(), root=str(tmp_path), kubelets="/srv/k", environ={}).url == "https://b:1"
+    assert find_peer(ApiServer(), root=str(tmp_path), kubelets="/srv/k").url == "https://b:1"
 
 
-def test_inside_a_pod_without_a_kubeconfig_the_service_account_is_used(tmp_path: Path) -> None:
-    environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
-    peer = find_peer(ApiServer(), root=str(tmp_path), environ=environ)
+def test_inside_a_pod_without_a_kubeconfig_the_service_account_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
+    peer = find_peer(ApiServer(), root=str(tmp_path))
     assert (peer.url, peer.token_file, peer.ca_file) == (
         "https://[fd00::1]:6443",
         f"{SERVICE_ACCOUNT}/token",
@@ -78,7 +87,7 @@ def test_inside_a_pod_without_a_kubeconfig_the_service_account_is_used(tmp_path:
 
 def test_a_server_of_the_operators_own_hand_needs_no_kubeconfig() -> None:
     config = ApiServer(server="https://api:6443/", token_file="/t", ca_file="/ca")
-    peer = find_peer(config, environ={})
+    peer = find_peer(config)
     assert (peer.url, peer.token_file, peer.ca_file) == ("https://api:6443", "/t", "/ca")
 
 
@@ -87,7 +96,7 @@ def test_a_server_of_the_operators_own_hand_needs_no_kubeconfig() -> None:
     [(ApiServer(enabled=False), "apiserver.enabled is false"), (ApiServer(), "neither a kubeconfig nor")],
 )
 def test_no_way_to_the_api_server_is_said_before_it_is_asked(tmp_path: Path, config: ApiServer, words: str) -> None:
-    assert words in (KubeApi(config, root=str(tmp_path), environ={}).unreachable() or "")
+    assert words in (KubeApi(config, root=str(tmp_path)).unreachable() or "")
 
 
 USER = "- name: default-auth\n  user:\n"
@@ -140,20 +149,12 @@ def test_relative_paths_and_tokens_of_a_kubeconfig(tmp_path: Path) -> None:
     assert "s3cret" not in repr(peer)
 
 
-def tls(ca: trustme.CA) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    ca.issue_cert("127.0.0.1").configure_cert(context)
-    ca.configure_trust(context)
-    context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
 async def test_over_tls_with_certificates_that_stand_in_the_kubeconfig_itself(
     tmp_path: Path, nursery: trio.Nursery, idle_clock: MockClock
 ) -> None:
     ca = trustme.CA()
     server = HttpPeer([Reply(b'{"kind":"Pod"}', status="201 Created")])
-    port = await nursery.start(server.serve, tls(ca))
+    port = await nursery.start(server.serve, server_tls(ca, ask_client=True))
     client = ca.issue_cert("node.local", common_name="system:node:n1")
     text = KUBELETS.format(ca=encoded(ca.cert_pem.bytes().decode()), server=f"https://127.0.0.1:{port}")
     user = (
@@ -173,12 +174,7 @@ async def test_a_changed_kubeconfig_is_followed_and_a_broken_one_is_an_error_unt
     tmp_path: Path, nursery: trio.Nursery, idle_clock: MockClock
 ) -> None:
     servers = [HttpPeer([Reply(b"{}")]), HttpPeer([Reply(b"{}")])]
-    ports = [await nursery.start(server.serve) for server in servers]
-    texts = [
-        f"clusters: [{{name: c, cluster: {{server: 'http://127.0.0.1:{port}'}}}}]\n"
-        "users: [{name: u, user: {}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
-        for port in ports
-    ]
+    texts = [simple_kubeconfig((await server.endpoint(nursery)).url, "") for server in servers]
     write(tmp_path, "/k", texts[0])
     api = KubeApi(ApiServer(kubeconfig="/k"), root=str(tmp_path))
     await api.request("GET", "/a")
@@ -254,13 +250,6 @@ def test_how_long_it_wants_not_to_be_asked_is_in_the_header_else_in_its_own_acco
     assert wait_s_of(answer, ApiStatus(details=ApiStatusDetails(retry_after_s=told)), 1000.0) == wait_s
 
 
-def simple_kubeconfig(server: str, user: str = "token: own") -> str:
-    return (
-        f"clusters: [{{name: c, cluster: {{server: '{server}'}}}}]\n"
-        f"users: [{{name: u, user: {{{user}}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("identity", "files", "url"),
     [
@@ -280,10 +269,10 @@ def test_whose_credentials_are_used_is_one_setting(
     config = ApiServer(identity=ApiIdentity(identity))
     if url is None:
         with pytest.raises(SourceError, match="neither a kubeconfig"):
-            find_peer(config, root=str(tmp_path), environ={})
+            find_peer(config, root=str(tmp_path))
     else:
-        assert find_peer(config, root=str(tmp_path), environ={}).url == f"https://h{url}"
-    own = own_identity(config, root=str(tmp_path), environ={})
+        assert find_peer(config, root=str(tmp_path)).url == f"https://h{url}"
+    own = own_identity(config, root=str(tmp_path))
     assert (own is not None) == (identity != "kubelet" and OWN_KUBECONFIG in files)
 
 
@@ -306,7 +295,7 @@ def test_pods_are_watched_with_credentials_that_were_given_for_it(
 ) -> None:
     for file in files:
         write(tmp_path, file, simple_kubeconfig("https://h"))
-    assert watches_pods(ApiServer(**config), root=str(tmp_path), environ={}) is watched
+    assert watches_pods(ApiServer(**config), root=str(tmp_path)) is watched
 
 
 @pytest.mark.parametrize(
@@ -335,11 +324,14 @@ def test_an_api_server_that_cannot_be_asked_is_not_taken_for_none(
     kubelets: str | None,
     environ: dict[str, str],
     expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
     for file in files:
         write(tmp_path, file, simple_kubeconfig("https://h"))
     standalone, given = kubelets == "none", None if kubelets == "none" else kubelets
-    api = KubeApi(ApiServer(**config), root=str(tmp_path), kubelets=given, standalone=standalone, environ=environ)
+    api = KubeApi(ApiServer(**config), root=str(tmp_path), kubelets=given, standalone=standalone)
     assert api.expected is expected
 
 
@@ -348,9 +340,7 @@ async def test_a_service_account_token_that_rotates_is_read_again(
 ) -> None:
     ca = trustme.CA()
     server = HttpPeer([Reply(b"{}")])
-    context = tls(ca)
-    context.verify_mode = ssl.CERT_NONE
-    port = await nursery.start(server.serve, context)
+    port = await nursery.start(server.serve, server_tls(ca))
     # As the kubelet projects it: a link to a directory that is replaced.
     for name in ("1", "2"):
         write(tmp_path, f"{name}/token", f"token-{name}\n")
@@ -359,8 +349,9 @@ async def test_a_service_account_token_that_rotates_is_read_again(
     for name in ("token", "ca.crt"):
         (tmp_path / name).symlink_to(f"..data/{name}")
     monkeypatch.setattr(api_identity, "SERVICE_ACCOUNT", str(tmp_path))
-    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port)}
-    api = KubeApi(ApiServer(), root="/", environ=environ)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(port))
+    api = KubeApi(ApiServer(), root="/")
     await api.request("GET", "/a")
     (tmp_path / "new").symlink_to("2")
     os.replace(tmp_path / "new", tmp_path / "..data")
@@ -382,28 +373,25 @@ async def test_a_kubeconfig_that_the_kubelet_names_is_root_s_and_what_the_operat
         path.write_text(KUBELETS.format(ca=encoded("CA"), server="https://10.0.0.1:6443"))
         os.chmod(path, 0o666)
     with pytest.raises(SourceError) as caught:
-        find_peer(ApiServer(), kubelets=str(path), environ={})
+        find_peer(ApiServer(), kubelets=str(path))
     assert "root:" not in str(caught.value)
-    assert KubeApi(ApiServer(), kubelets=str(path), environ={}).unreachable()
+    assert KubeApi(ApiServer(), kubelets=str(path)).unreachable()
     if kind == "a user's":
-        peer = find_peer(ApiServer(kubeconfig=str(path)), environ={})
+        peer = find_peer(ApiServer(kubeconfig=str(path)))
         assert (peer.url, peer.root_only) == ("https://10.0.0.1:6443", ())
 
 
 def test_the_files_that_such_a_kubeconfig_names_are_root_s_too(monkeypatch: pytest.MonkeyPatch) -> None:
     text = KUBELETS.format(ca=encoded("CA"), server="https://10.0.0.1:6443")
     monkeypatch.setattr(kubeconfig, "read_file", lambda *_, **__: text.encode())
-    peer = find_peer(ApiServer(), kubelets="/etc/hostname", environ={})
+    peer = find_peer(ApiServer(), kubelets="/etc/hostname")
     assert set(peer.root_only) == {"/var/lib/kubelet/pki/kubelet-client-current.pem"}
 
 
 def test_credentials_that_would_not_be_sent_are_no_way_to_the_api_server(tmp_path: Path) -> None:
     for server, more in (("http://10.0.0.1", ""), ("https://10.0.0.1", ", insecure-skip-tls-verify: true")):
-        (tmp_path / "k").write_text(
-            f"clusters: [{{name: c, cluster: {{server: '{server}'{more}}}}}]\n"
-            "users: [{name: u, user: {token: hush}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
-        )
-        problem = KubeApi(ApiServer(kubeconfig=str(tmp_path / "k")), environ={}).unreachable() or ""
+        (tmp_path / "k").write_text(simple_kubeconfig(f"'{server}'{more}", "token: hush"))
+        problem = KubeApi(ApiServer(kubeconfig=str(tmp_path / "k"))).unreachable() or ""
         assert "is not sent" in problem
         assert "hush" not in problem
 

@@ -40,6 +40,48 @@ def test_the_operators_ports_and_address_stand_above_the_kubelets(config: Kubele
     assert peer.token_file == (config.token_file if url.startswith("https:") else None)
 
 
+@pytest.mark.parametrize(
+    ("config", "kubelet", "url", "ca", "name"),
+    [
+        (KubeletSection(), KubeletConfig(read_only_port=10255), "http://127.0.0.1:10255", None, None),
+        (
+            KubeletSection(token_file="/t"),
+            KubeletConfig(read_only_port=10255, node_name="n1"),
+            "https://127.0.0.1:10250",
+            "/var/lib/kubelet/pki/kubelet.crt",
+            "n1",
+        ),
+        (
+            KubeletSection(client_cert_file="/c", client_key_file="/k", ca_file="/ca"),
+            KubeletConfig(port=1, address="::", node_name="n1"),
+            "https://[::1]:1",
+            "/ca",
+            "n1",
+        ),
+        (
+            KubeletSection(),
+            KubeletConfig(address="10.0.0.7", tls_cert_file="/tls.crt", node_name="n1"),
+            "https://10.0.0.7:10250",
+            "/tls.crt",
+            "n1",
+        ),
+        (
+            KubeletSection(insecure_skip_verify=True),
+            KubeletConfig(node_name="n1"),
+            "https://127.0.0.1:10250",
+            None,
+            "n1",
+        ),
+    ],
+)
+def test_the_endpoint_follows_from_the_kubelets_own_configuration(
+    config: KubeletSection, kubelet: KubeletConfig, url: str, ca: str | None, name: str | None
+) -> None:
+    peer = kubelet_peer(config, replace(kubelet, sources={"port": "x"}))
+    assert peer is not None
+    assert (peer.url, peer.ca_file, peer.server_name) == (url, ca, name)
+
+
 def test_no_client_is_made_without_a_kubelet_or_where_it_is_off() -> None:
     assert kubelet_peer(KubeletSection(), KubeletConfig()) is None
     assert kubelet_peer(KubeletSection(enabled=False), TOLD) is None

@@ -1,4 +1,7 @@
-"""BE work stays off the CPUs that a kubelet inside another program reserves: from the program's files to the write."""
+"""BE work stays off the CPUs that a kubelet inside another program reserves: from the program's files to the write.
+
+The programs' files are tested in tests/reconciler/sources/test_kubelet_arguments.py.
+"""
 
 from pathlib import Path
 
@@ -15,7 +18,6 @@ ExecStart=/usr/local/bin/k3s \\
 \t'--kubelet-arg=reserved-cpus=0-2' \\
 
 """
-EDGED = "modules: {edged: {tailoredKubeletConfig: {cpuManagerPolicy: static, reservedSystemCPUs: 0-2}}}\n"
 
 
 @pytest.mark.parametrize(
@@ -30,23 +32,8 @@ EDGED = "modules: {edged: {tailoredKubeletConfig: {cpuManagerPolicy: static, res
             },
             "0-2",
         ),
-        (
-            {
-                "proc/40/cmdline": "k3s\0server\0",
-                "etc/rancher/k3s/config.yaml.d/cpus.yaml": "kubelet-arg:\n- reserved-cpus=0-2\n",
-            },
-            "0-2",
-        ),
-        (
-            {
-                "proc/40/cmdline": "kubelite\0--kubelet-args-file=/var/snap/microk8s/1/args/kubelet\0",
-                "var/snap/microk8s/1/args/kubelet": "--reserved-cpus=0-2\n",
-            },
-            "0-2",
-        ),
-        ({"proc/40/cmdline": "edgecore\0", "etc/kubeedge/config/edgecore.yaml": EDGED}, "0-2"),
     ],
-    ids=["kubelet", "k3s, unit", "k3s, file", "microk8s", "edgecore"],
+    ids=["kubelet", "k3s"],
 )
 async def test_be_work_runs_on_no_cpu_that_the_kubelet_reserves(
     tmp_path: Path, files: dict[str, str], reserved: str

@@ -74,7 +74,7 @@ class Seconds:
             usage,
             root=node.root,
             files=files,
-            lagged=agent.control.counters.lagged,
+            lagged=agent.control.counters.lag.observe,
             read=lambda _cpu, _now: None,
             sampled=lambda: None,
             harm=agent.accounts.sampler.harm,

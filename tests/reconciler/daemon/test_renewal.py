@@ -14,12 +14,12 @@ from reconciler.config import load
 from reconciler.config.model import AgentMode, Config, OnStop
 from reconciler.daemon import main
 from reconciler.runtime import malloc
-from reconciler.runtime.priority import LoopPriority, PriorityState
+from reconciler.runtime.priority import LoopPriority, PriorityCalls, PriorityState
 from state.entry import RestoreResult
 from tests.until import until
 
 
-class NoCalls:
+class NoCalls(PriorityCalls):
     """System calls about priorities that change nothing."""
 
     def set_scheduler(self, policy: int, level: int) -> None: ...

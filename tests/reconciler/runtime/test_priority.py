@@ -11,12 +11,12 @@ import trio
 import trio.testing
 
 from reconciler.runtime import priority as priority_module
-from reconciler.runtime.priority import SHARE, LoopPriority, PriorityState
+from reconciler.runtime.priority import SHARE, LoopPriority, PriorityCalls, PriorityState
 
 SLICE_S = 0.01
 
 
-class FakeCalls:
+class FakeCalls(PriorityCalls):
     """Notes what is in force. ``refuse``: by policy, the errno that the kernel answers. ``starting``: the node's."""
 
     def __init__(self) -> None:
@@ -72,6 +72,21 @@ def started(calls: FakeCalls, *, slice_s: float = SLICE_S) -> Iterator[LoopPrior
         priority.stop()
 
 
+def event(calls: FakeCalls, priority: LoopPriority) -> None:
+    """A wait that an event ends."""
+    priority.before_io_wait(1.0)
+    calls.sleep(0.5)
+    priority.after_io_wait(1.0)
+
+
+def step(calls: FakeCalls, priority: LoopPriority, seconds: float) -> int:
+    """One step of work; the policy that is in force after it."""
+    calls.work(seconds)
+    priority.before_io_wait(0.0)
+    priority.after_io_wait(0.0)
+    return calls.policy
+
+
 @pytest.fixture(params=[False, True], ids=["pauses", "stint timer"], autouse=True)
 def has_timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """With the timer the CPU time is read only where a decision depends on it."""
@@ -104,15 +119,8 @@ async def test_long_work_goes_on_at_the_nice_value_and_the_next_wait_is_real_tim
     calls = FakeCalls()
 
     with started(calls) as priority:
-        priority.before_io_wait(1.0)
-        calls.sleep(1.0)
-        priority.after_io_wait(1.0)
-        at = []
-        for _ in range(30):
-            calls.work(0.001)
-            priority.before_io_wait(0.0)
-            priority.after_io_wait(0.0)
-            at.append(calls.policy)
+        event(calls, priority)
+        at = [step(calls, priority, 0.001) for _ in range(30)]
         share = at.count(os.SCHED_FIFO) * 0.001
         assert SLICE_S <= share <= SLICE_S / (1 - SHARE) + 0.002
         assert at == sorted(at, reverse=True)
@@ -143,35 +151,12 @@ async def test_paced_work_keeps_the_priority_and_uses_no_budget(monkeypatch: pyt
     monkeypatch.setattr(priority_module, "TIMER", timer)
 
     with started(calls) as priority:
-        priority.before_io_wait(1.0)
-        calls.sleep(1.0)
-        priority.after_io_wait(1.0)
+        event(calls, priority)
         for _ in range(100):
-            calls.work(0.001)
-            priority.before_io_wait(0.0)
-            priority.after_io_wait(0.0)
-            assert (calls.policy, priority.has_budget) == (os.SCHED_FIFO, True)
+            assert (step(calls, priority, 0.001), priority.has_budget) == (os.SCHED_FIFO, True)
         timer.paces_creation = False
-        calls.work(2 * SLICE_S)
-        priority.before_io_wait(0.0)
-        priority.after_io_wait(0.0)
-        assert (calls.policy, priority.has_budget) == (os.SCHED_OTHER, False)
+        assert (step(calls, priority, 2 * SLICE_S), priority.has_budget) == (os.SCHED_OTHER, False)
         assert priority.is_real_time
-
-
-def event(calls: FakeCalls, priority: LoopPriority) -> None:
-    """A wait that an event ends."""
-    priority.before_io_wait(1.0)
-    calls.sleep(0.5)
-    priority.after_io_wait(1.0)
-
-
-def step(calls: FakeCalls, priority: LoopPriority, seconds: float) -> int:
-    """One step of work; the policy that is in force after it."""
-    calls.work(seconds)
-    priority.before_io_wait(0.0)
-    priority.after_io_wait(0.0)
-    return calls.policy
 
 
 async def test_without_a_starting_container_only_the_wait_is_real_time() -> None:
@@ -223,21 +208,6 @@ async def test_a_container_that_starts_in_the_midst_of_other_work_makes_it_real_
         assert step(calls, priority, 0.001) == os.SCHED_OTHER
 
 
-async def test_after_a_long_pass_the_next_event_is_handled_at_once() -> None:
-    calls = FakeCalls()
-
-    with started(calls) as priority:
-        for _ in range(200):
-            calls.work(0.001)
-            priority.before_io_wait(0.0)
-            priority.after_io_wait(0.0)
-        assert calls.policy == os.SCHED_OTHER
-        priority.before_io_wait(1.0)
-        calls.sleep(0.001)
-        priority.after_io_wait(1.0)
-        assert calls.policy == os.SCHED_FIFO
-
-
 async def test_a_refusal_leaves_the_nice_value_and_says_so() -> None:
     calls = FakeCalls()
     calls.refuse[os.SCHED_FIFO] = errno.EPERM
@@ -252,9 +222,7 @@ async def test_a_right_that_is_taken_away_later_is_a_problem_and_its_return_ends
     calls = FakeCalls()
 
     with started(calls) as priority:
-        calls.work(0.2)
-        priority.before_io_wait(0.0)
-        priority.after_io_wait(0.0)
+        step(calls, priority, 0.2)
         calls.refuse[os.SCHED_FIFO] = errno.EPERM
         priority.before_io_wait(1.0)
         assert priority.status.state is PriorityState.REFUSED

@@ -10,7 +10,6 @@ from reconciler.runtime.supervisor import (
     Component,
     ComponentHealth,
     ComponentStatus,
-    ComponentTask,
     EssentialError,
     Supervisor,
 )
@@ -256,12 +255,3 @@ async def test_a_keyboard_interrupt_is_nobodys_to_swallow(autojump_clock: trio.t
 def test_two_components_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="component names must differ: web, web"):
         Supervisor([[component("web", [])], [component("web", [])]])
-
-
-def test_a_bound_method_of_a_component_is_a_run() -> None:
-    class Ticker:
-        async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-            task_status.started()
-
-    run: ComponentTask = Ticker().run
-    assert Component(name="ticker", run=run).run is run

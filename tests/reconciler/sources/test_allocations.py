@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
 from reconciler.sources.allocations import Allocations
-from state.kubelet import CheckpointError, CheckpointFault, CpuManagerState, parse_cpu_manager_state
+from state.checkpoint import CheckpointError, CheckpointFault
+from state.kubelet import CpuManagerState, parse_cpu_manager_state
 from state.model import Classification, Container, CpuPolicy, GroupRef, Pod, PodClass
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kubelet"
@@ -22,15 +23,6 @@ def state(default: str, policy: CpuPolicy = CpuPolicy.STATIC, **entries: str) ->
         policy=policy,
         default_cpus=CpuSet.parse(default),
         entries={uid: {"main": CpuSet.parse(cpus)} for uid, cpus in entries.items()},
-    )
-
-
-def by_id(default: str, **entries: str) -> CpuManagerState:
-    return CpuManagerState(
-        policy=CpuPolicy.STATIC,
-        default_cpus=CpuSet.parse(default),
-        by_id={cid: CpuSet.parse(cpus) for cid, cpus in entries.items()},
-        version=1,
     )
 
 
@@ -56,9 +48,17 @@ def owners(known: Allocations, existing: Iterable[str] | None, now: float) -> di
     return {uid: str(cpus) for uid, containers in view.exclusive.items() for cpus in containers.values()}
 
 
-def test_a_good_file_is_believed_at_once() -> None:
+def begun(first: CpuManagerState, *uids: str, at: float = 0) -> Allocations:
+    """They have read this, and seen these pods."""
     known = Allocations()
-    known.read(state("0,2-3", a="1"), 0)
+    known.read(first, at)
+    if uids:
+        known.view(pods(*uids), at)
+    return known
+
+
+def test_a_good_file_is_believed_at_once() -> None:
+    known = begun(state("0,2-3", a="1"))
     view = known.view(pods("a"), 0, reserved=CpuSet([0]), strict_reserved=True, reasserts_s=10.0)
     assert (view.policy, view.default_cpus) == (CpuPolicy.STATIC, CpuSet([0, 2, 3]))
     assert view.exclusive == {"a": {"main": CpuSet([1])}}
@@ -78,9 +78,7 @@ def test_nothing_read_yet_is_unknown_and_says_why() -> None:
 
 @pytest.mark.parametrize("fault", CheckpointFault)
 def test_no_file_that_is_no_use_shrinks_protection_while_the_pod_exists(fault: CheckpointFault) -> None:
-    known = Allocations()
-    known.read(state("0", a="1"), 0)
-    known.view(pods("a"), 0)
+    known = begun(state("0", a="1"), "a")
     known.read(broken(fault), 1)
     view = known.view(pods("a"), 10_000)
     assert view.exclusive == {"a": {"main": CpuSet([1])}}
@@ -91,16 +89,13 @@ def test_no_file_that_is_no_use_shrinks_protection_while_the_pod_exists(fault: C
 
 
 def test_under_a_file_that_is_no_use_the_cgroups_still_tell_who_is_gone() -> None:
-    known = Allocations()
-    known.read(state("0", a="1", b="2"), 0)
-    known.view(pods("a", "b"), 0)
+    known = begun(state("0", a="1", b="2"), "a", "b")
     known.read(broken(CheckpointFault.TORN), 1)
     assert owners(known, ["b"], 2) == {"b": "2"}
 
 
 def test_an_entry_that_outlives_its_pod_no_longer_counts() -> None:
-    known = Allocations()
-    known.read(state("0", a="1"), 0)
+    known = begun(state("0", a="1"))
     assert owners(known, ["a"], 1) == {"a": "1"}
     view = known.view({}, 2)
     assert view.exclusive == {}
@@ -109,8 +104,7 @@ def test_an_entry_that_outlives_its_pod_no_longer_counts() -> None:
 
 
 def test_the_cpus_of_a_stale_entry_are_free_when_cgroup_and_list_are_without_the_pod() -> None:
-    known = Allocations()
-    known.read(state("0", a="1", b="2"), 0)
+    known = begun(state("0", a="1", b="2"))
     known.view(pods("a", "b"), 0, listed={"a", "b"})
     # Its cgroup is gone, and the list is older than that: it may start again.
     view = known.view(pods("b"), 2, listed={"a", "b"})
@@ -124,9 +118,7 @@ def test_the_cpus_of_a_stale_entry_are_free_when_cgroup_and_list_are_without_the
 
 
 def test_without_a_list_they_are_free_after_the_confirmation_time() -> None:
-    known = Allocations(confirm_s=30)
-    known.read(state("0", a="1"), 0)
-    known.view(pods("a"), 0)
+    known = begun(state("0", a="1"), "a")
     assert (known.view({}, 2).default_cpus, known.recheck_at) == (CpuSet([0]), 32)
     assert known.view({}, 31.9).default_cpus == CpuSet([0])
     assert known.view({}, 32).default_cpus == CpuSet([0, 1])
@@ -136,9 +128,7 @@ def test_without_a_list_they_are_free_after_the_confirmation_time() -> None:
 
 
 def test_a_stale_entry_frees_no_cpu_that_another_container_has() -> None:
-    known = Allocations()
-    known.read(state("0,3", a="1-2"), 0)
-    known.view(pods("a"), 0)
+    known = begun(state("0,3", a="1-2"), "a")
     known.read(state("0,2-3", b="1"), 1)
     assert known.view(pods("b"), 2, listed={"b"}).default_cpus == CpuSet([0, 2, 3])
     known.read(state("0,3", b="1", c="1-2"), 3)
@@ -148,16 +138,14 @@ def test_a_stale_entry_frees_no_cpu_that_another_container_has() -> None:
 
 
 def test_an_entry_whose_pod_was_never_seen_is_free_after_the_time_of_an_admission() -> None:
-    known = Allocations(admit_s=30)
-    known.read(state("0", a="1"), 0)
+    known = begun(state("0", a="1"))
     assert known.view({}, 29, listed={"x"}).default_cpus == CpuSet([0])
     assert known.view({}, 31, listed={"a"}).default_cpus == CpuSet([0])
     assert known.view({}, 31, listed={"x"}).default_cpus == CpuSet([0, 1])
 
 
 def test_an_entry_comes_before_its_pod_and_counts_but_not_for_ever() -> None:
-    known = Allocations(admit_s=30)
-    known.read(state("0", a="1"), 100)
+    known = begun(state("0", a="1"), at=100)
     assert owners(known, [], 100) == {"a": "1"}
     assert known.recheck_at == 130
     assert owners(known, [], 130) == {}
@@ -165,16 +153,14 @@ def test_an_entry_comes_before_its_pod_and_counts_but_not_for_ever() -> None:
 
 
 def test_while_the_tree_is_not_known_everything_counts() -> None:
-    known = Allocations()
-    known.read(state("0", a="1"), 0)
+    known = begun(state("0", a="1"))
     assert owners(known, None, 10_000) == {"a": "1"}
     known.read(state("0-1"), 10_000)
     assert owners(known, None, 10_001) == {"a": "1"}
 
 
 def test_an_allocation_seen_between_its_two_renames_changes_nothing_yet() -> None:
-    known = Allocations(pair_s=0.25)
-    known.read(state("0-3"), 0)
+    known = begun(state("0-3"))
     known.read(state("0-2"), 10)
     view = known.view(pods(), 10)
     assert (view.default_cpus, view.held, known.recheck_at) == (CpuSet.span(4), False, 10.25)
@@ -184,9 +170,7 @@ def test_an_allocation_seen_between_its_two_renames_changes_nothing_yet() -> Non
 
 
 def test_a_release_seen_between_its_two_renames_changes_nothing_yet() -> None:
-    known = Allocations()
-    known.read(state("0-2", a="3"), 0)
-    known.view(pods("a"), 0)
+    known = begun(state("0-2", a="3"), "a")
     known.read(state("0-2"), 10)
     assert owners(known, ["a"], 10.001) == {"a": "3"}
     known.read(state("0-3"), 10.002)
@@ -195,8 +179,7 @@ def test_a_release_seen_between_its_two_renames_changes_nothing_yet() -> None:
 
 
 def test_when_the_second_rename_never_comes_the_first_counts() -> None:
-    known = Allocations(pair_s=0.25)
-    known.read(state("0-3"), 0)
+    known = begun(state("0-3"))
     known.read(state("0-2"), 10)
     assert known.view(pods(), 10.25).default_cpus == CpuSet.span(3)
     known.read(state("0-1"), 20)
@@ -205,9 +188,7 @@ def test_when_the_second_rename_never_comes_the_first_counts() -> None:
 
 
 def test_a_file_emptied_by_a_restart_does_not_take_a_running_pods_cpus() -> None:
-    known = Allocations(confirm_s=30)
-    known.read(state("0", a="1"), 0)
-    known.view(pods("a"), 0)
+    known = begun(state("0", a="1"), "a")
     known.restarted(99)
     known.read(state(""), 100)
     known.read(state("0-1"), 100.001)
@@ -223,9 +204,7 @@ def test_a_file_emptied_by_a_restart_does_not_take_a_running_pods_cpus() -> None
 
 
 def test_what_a_good_file_leaves_out_for_long_is_given_up() -> None:
-    known = Allocations(confirm_s=30)
-    known.read(state("0", a="1"), 0)
-    known.view(pods("a"), 0)
+    known = begun(state("0", a="1"), "a")
     known.read(state("0-1"), 100)
     assert owners(known, ["a"], 129.9) == {"a": "1"}
     view = known.view(pods("a"), 130)
@@ -233,18 +212,14 @@ def test_what_a_good_file_leaves_out_for_long_is_given_up() -> None:
 
 
 def test_a_held_pod_that_ends_is_released_at_once() -> None:
-    known = Allocations()
-    known.read(state("0", a="1"), 0)
-    known.view(pods("a"), 0)
+    known = begun(state("0", a="1"), "a")
     known.read(state("0-1"), 100)
     view = known.view({}, 100)
     assert (view.exclusive, view.default_cpus, view.held) == ({}, CpuSet.span(2), False)
 
 
 def test_a_held_cpu_that_the_kubelet_gives_to_another_is_the_others() -> None:
-    known = Allocations()
-    known.read(state("0,3", a="1-2"), 0)
-    known.view(pods("a"), 0)
+    known = begun(state("0,3", a="1-2"), "a")
     known.read(state("0,2-3", b="1"), 1)
     view = known.view(pods("a", "b"), 1)
     assert view.exclusive == {"b": {"main": CpuSet([1])}, "a": {"main": CpuSet([2])}}
@@ -252,9 +227,7 @@ def test_a_held_cpu_that_the_kubelet_gives_to_another_is_the_others() -> None:
 
 
 def test_from_static_to_none_is_careful_and_from_none_to_static_is_at_once() -> None:
-    known = Allocations(confirm_s=30, pair_s=0.25)
-    known.read(state("0", a="1"), 0)
-    known.view(pods("a"), 0)
+    known = begun(state("0", a="1"), "a")
     known.read(state("", CpuPolicy.NONE), 100)
     view = known.view(pods("a"), 101)
     assert (view.policy, view.held, view.exclusive) == (CpuPolicy.STATIC, True, {"a": {"main": CpuSet([1])}})
@@ -262,17 +235,6 @@ def test_from_static_to_none_is_careful_and_from_none_to_static_is_at_once() -> 
     assert (view.policy, view.held, view.exclusive) == (CpuPolicy.NONE, False, {})
     known.read(state("0-1"), 200)
     assert known.view(pods("a"), 200).policy is CpuPolicy.STATIC
-
-
-def test_version_one_entries_find_their_pod_by_container_id() -> None:
-    known = Allocations(admit_s=30)
-    known.read(by_id("0", ida="1", idz="2"), 0)
-    view = known.view(pods("a"), 1)
-    assert view.exclusive == {"a": {"main": CpuSet([1])}, "container:idz": {"idz": CpuSet([2])}}
-    assert known.view(pods("a"), 31).exclusive == {"a": {"main": CpuSet([1])}}
-    known.read(by_id("0-1,2"), 32)
-    assert known.view(pods("a"), 33).held
-    assert known.view(pods(), 34).exclusive == {}
 
 
 def test_the_recorded_life_of_an_exclusive_pod_is_followed_without_a_gap() -> None:
@@ -320,9 +282,7 @@ READINGS = st.one_of(
 def test_whatever_is_read_a_running_pod_keeps_its_cpus_for_the_confirmation_time(
     readings: list[tuple[CheckpointError | CpuManagerState, float]],
 ) -> None:
-    known = Allocations(confirm_s=30)
-    known.read(state("0-6", a="7"), 0)
-    known.view(pods("a", "b"), 0)
+    known = begun(state("0-6", a="7"), "a", "b")
     now = 0.0
     for result, later in readings:
         if now + later >= 30:

@@ -11,10 +11,9 @@ import trio.testing
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import QosClass
 from reconciler.sources import checkpoints
-from reconciler.sources.allocations import Allocations
 from reconciler.sources.checkpoints import CheckpointSource
 from state import checksum
-from state.kubelet import CheckpointError, CheckpointFault
+from state.checkpoint import CheckpointError, CheckpointFault
 from state.model import Classification, Container, CpuPolicy, GroupRef, Pod, PodClass, Resources
 from tests.fakes.kubelet.cpu_manager import checkpoint as cpu_state
 from tests.until import until
@@ -54,6 +53,13 @@ def rename_in(root: Path, content: str, name: str = "cpu_manager_state") -> None
     os.rename(directory / ".1234567", directory / name)
 
 
+async def watching(root: Path, nursery: trio.Nursery) -> tuple[CheckpointSource, Marks]:
+    marks = Marks()
+    source = CheckpointSource(marks, root=str(root))
+    await nursery.start(source.run)
+    return source, marks
+
+
 def test_without_a_loop_the_files_are_read_once(tmp_path: Path) -> None:
     rename_in(tmp_path, cpu_state("static", "0", {"u": {"main": "1"}}))
     source = CheckpointSource(Marks(), root=str(tmp_path))
@@ -74,9 +80,7 @@ def test_a_node_without_a_kubelet_is_a_status_and_no_error(tmp_path: Path) -> No
 
 async def test_a_rename_into_place_is_read_and_marks_the_node(tmp_path: Path, nursery: trio.Nursery) -> None:
     rename_in(tmp_path, cpu_state("static", "0-1"))
-    marks = Marks()
-    source = CheckpointSource(marks, root=str(tmp_path))
-    await nursery.start(source.run)
+    source, marks = await watching(tmp_path, nursery)
     marks.log.clear()
     rename_in(tmp_path, cpu_state("static", "0", {"u": {"main": "1"}}))
     await until(lambda: bool(marks.log))
@@ -89,9 +93,7 @@ async def test_half_written_dot_names_unchanged_contents_and_strangers_mark_noth
 ) -> None:
     content = cpu_state("static", "0-1")
     rename_in(tmp_path, content)
-    marks = Marks()
-    source = CheckpointSource(marks, root=str(tmp_path))
-    await nursery.start(source.run)
+    _, marks = await watching(tmp_path, nursery)
     (tmp_path / KUBELET / ".999").write_text('{"policyName":')
     (tmp_path / KUBELET / "pki").mkdir()
     rename_in(tmp_path, content)
@@ -101,9 +103,7 @@ async def test_half_written_dot_names_unchanged_contents_and_strangers_mark_noth
 
 
 async def test_a_directory_that_appears_later_is_found(tmp_path: Path, nursery: trio.Nursery) -> None:
-    marks = Marks()
-    source = CheckpointSource(marks, root=str(tmp_path))
-    await nursery.start(source.run)
+    source, marks = await watching(tmp_path, nursery)
     (tmp_path / "var").mkdir()
     await trio.sleep(0.02)
     rename_in(tmp_path, cpu_state("static", "0-3"))
@@ -159,9 +159,7 @@ async def test_a_start_soon_after_another_one_is_not_lost(
     monkeypatch.setattr(checkpoints, "_RESTART_GAP_S", 0.05)
     plugins = tmp_path / KUBELET / "device-plugins"
     plugins.mkdir(parents=True)
-    marks = Marks()
-    source = CheckpointSource(marks, root=str(tmp_path))
-    await nursery.start(source.run)
+    _, marks = await watching(tmp_path, nursery)
     for number in (1, 2):
         (plugins / "kubelet.sock").touch()
         await until(lambda number=number: marks.log.count("*kubelet restarted") == number)  # type: ignore[misc]
@@ -250,8 +248,7 @@ async def test_the_rhythm_is_logged_when_it_begins_and_ends_and_the_node_is_plan
 async def test_the_device_checkpoint_is_watched_in_its_own_directory(tmp_path: Path, nursery: trio.Nursery) -> None:
     plugins = tmp_path / KUBELET / "device-plugins"
     plugins.mkdir(parents=True)
-    source = CheckpointSource(Marks(), root=str(tmp_path))
-    await nursery.start(source.run)
+    source, _ = await watching(tmp_path, nursery)
     fixture = Path(__file__).parents[2] / "fixtures/kubelet/memory-static-device-allocated/kubelet_internal_checkpoint"
     (plugins / ".5").write_bytes(fixture.read_bytes())
     os.rename(plugins / ".5", plugins / "kubelet_internal_checkpoint")
@@ -262,9 +259,7 @@ async def test_the_device_checkpoint_is_watched_in_its_own_directory(tmp_path: P
 
 async def test_a_torn_file_keeps_what_was_known_and_is_shown(tmp_path: Path, nursery: trio.Nursery) -> None:
     rename_in(tmp_path, cpu_state("static", "0", {"u": {"main": "1"}}))
-    marks = Marks()
-    source = CheckpointSource(marks, root=str(tmp_path))
-    await nursery.start(source.run)
+    source, _ = await watching(tmp_path, nursery)
     rename_in(tmp_path, '{"policyName":"static","defa')
     await until(lambda: not source.status().ok)
     view = source.view(pod("u"))
@@ -272,12 +267,12 @@ async def test_a_torn_file_keeps_what_was_known_and_is_shown(tmp_path: Path, nur
     assert "whole JSON" in source.status().detail
 
 
-async def test_when_waiting_is_over_the_node_is_marked_without_any_event(tmp_path: Path, nursery: trio.Nursery) -> None:
+async def test_when_waiting_is_over_the_node_is_marked_without_any_event(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconciler.sources.allocations._CONFIRM_S", 0.2)
     rename_in(tmp_path, cpu_state("static", "0", {"u": {"main": "1"}}))
-    marks = Marks()
-    allocations = Allocations(confirm_s=0.2, pair_s=0.05)
-    source = CheckpointSource(marks, root=str(tmp_path), allocations=allocations)
-    await nursery.start(source.run)
+    source, marks = await watching(tmp_path, nursery)
     assert not source.view(pod("u")).held
     rename_in(tmp_path, cpu_state("static", "0-1"))
     await until(lambda: bool(marks.log))
@@ -290,8 +285,7 @@ async def test_when_waiting_is_over_the_node_is_marked_without_any_event(tmp_pat
 
 async def test_the_directory_made_anew_is_watched_again(tmp_path: Path, nursery: trio.Nursery) -> None:
     rename_in(tmp_path, cpu_state("static", "0-1"))
-    source = CheckpointSource(Marks(), root=str(tmp_path))
-    await nursery.start(source.run)
+    source, _ = await watching(tmp_path, nursery)
     os.rename(tmp_path / KUBELET, tmp_path / "aside")
     await until(lambda: not source.status().ok)
     rename_in(tmp_path, cpu_state("static", "0-2"))
@@ -393,9 +387,7 @@ async def test_a_new_allocation_marks_the_node_and_a_bad_file_keeps_the_last_one
 ) -> None:
     rename_in(tmp_path, cpu_state("none", ""))
     rename_in(tmp_path, allocations("1"), "allocated_pods_state")
-    marks = Marks()
-    source = CheckpointSource(marks, root=str(tmp_path))
-    await nursery.start(source.run)
+    source, marks = await watching(tmp_path, nursery)
     assert granted_cpu(source) == 1000
     marks.log.clear()
     rename_in(tmp_path, allocations("2"), "allocated_pods_state")
@@ -437,8 +429,8 @@ async def test_a_file_that_the_kernel_does_not_let_be_read_is_tried_again_soon(
         return real(path, *arguments, **more)
 
     monkeypatch.setattr(os, "open", refuse)
-    source = CheckpointSource(Marks(), root=str(tmp_path), resync_s=1000)
-    await nursery.start(source.run)
+    monkeypatch.setattr("reconciler.sources.checkpoints._RESYNC_S", 1000.0)
+    source, _ = await watching(tmp_path, nursery)
     assert not source.status().ok
     await trio.sleep(20)
     assert failures == [0]

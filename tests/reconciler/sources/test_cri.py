@@ -2,15 +2,13 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 import trio
-from trio.testing import MockClock
 
 from cgroupfs.errors import SourceError
 from reconciler.runtime.kubelet_programs import find_socket
@@ -19,7 +17,6 @@ from reconciler.sources.criapi import cri_pb2
 from state.model import ContainerKind, PodMeta
 from tests.fakes.cri_runtime import FakeRuntime
 from tests.fakes.http2_peer import Peer, Peers, framed
-from tests.until import until
 
 BURSTABLE = "33333333-3333-4333-8333-333333333333"
 MAIN = "3a0df93a9a6d150560c1e2aa4fe9258cd11ca5e74d77b6c77326681d9ad523fc"
@@ -30,6 +27,12 @@ SANDBOX = "43e0f39a54e822c3ee834d53d8a26947f6ba0abcf7b2966ad48e4a8e3f19f5b0"
 def runtime(place: Path) -> Iterator[FakeRuntime]:
     with FakeRuntime(place / "c.sock") as fake:
         yield fake
+
+
+@pytest.fixture
+async def cri(runtime: FakeRuntime) -> AsyncIterator[CriClient]:
+    async with CriClient(str(runtime.socket), timeout_s=60) as client:
+        yield client
 
 
 def check_burstable(pod: PodMeta | None) -> None:
@@ -48,58 +51,57 @@ def check_burstable(pod: PodMeta | None) -> None:
     assert pod.grace_s == 2
 
 
-async def test_recorded_lists_become_pods_with_labels_and_annotations(runtime: FakeRuntime) -> None:
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        pods = {pod.uid: pod for pod in await cri.pods()}
+async def test_recorded_lists_become_pods_with_labels_and_annotations(runtime: FakeRuntime, cri: CriClient) -> None:
+    pods = {pod.uid: pod for pod in await cri.pods()}
     assert len(pods) == len({sandbox.metadata.uid for sandbox in runtime.sandboxes})
     check_burstable(pods[BURSTABLE])
 
 
-async def test_exited_containers_are_left_out(runtime: FakeRuntime) -> None:
+async def test_exited_containers_are_left_out(runtime: FakeRuntime, cri: CriClient) -> None:
     for container in runtime.containers:
         if container.id == MAIN:
             container.state = cri_pb2.CONTAINER_EXITED
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        pod = await cri.pod(BURSTABLE)
+    pod = await cri.pod(BURSTABLE)
     assert pod is not None
     assert [meta.name for meta in pod.containers] == ["side"]
 
 
-async def test_one_pod_is_asked_for_by_its_uid(runtime: FakeRuntime) -> None:
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        check_burstable(await cri.pod(BURSTABLE))
-        assert await cri.pod("unknown") is None
+async def test_one_pod_is_asked_for_by_its_uid(runtime: FakeRuntime, cri: CriClient) -> None:
+    check_burstable(await cri.pod(BURSTABLE))
+    assert await cri.pod("unknown") is None
     assert runtime.asked[0] == "v1 Version"
     # Two questions travel together: the runtime may take either first.
     assert [set(runtime.asked[1:3]), set(runtime.asked[3:])] == [{"v1 ListPodSandbox", "v1 ListContainers"}] * 2
 
 
-async def test_a_container_whose_sandbox_is_not_listed_tells_names_but_not_labels(runtime: FakeRuntime) -> None:
+async def test_a_container_whose_sandbox_is_not_listed_tells_names_but_not_labels(
+    runtime: FakeRuntime, cri: CriClient
+) -> None:
     runtime.sandboxes.clear()
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        pod = await cri.pod(BURSTABLE)
-        assert pod is not None
-        assert (pod.uid, pod.namespace, pod.name) == (BURSTABLE, "default", "burstable-node1")
-        assert (pod.labels, pod.annotations, pod.sandbox_ids) == (None, None, ())
-        assert BURSTABLE in {pod.uid for pod in await cri.pods()}
+    pod = await cri.pod(BURSTABLE)
+    assert pod is not None
+    assert (pod.uid, pod.namespace, pod.name) == (BURSTABLE, "default", "burstable-node1")
+    assert (pod.labels, pod.annotations, pod.sandbox_ids) == (None, None, ())
+    assert BURSTABLE in {pod.uid for pod in await cri.pods()}
 
 
-async def test_of_several_sandboxes_the_newest_tells(runtime: FakeRuntime) -> None:
+async def test_of_several_sandboxes_the_newest_tells(runtime: FakeRuntime, cri: CriClient) -> None:
     newest = cri_pb2.PodSandbox()
     newest.CopyFrom(next(sandbox for sandbox in runtime.sandboxes if sandbox.id == SANDBOX))
     newest.id = "f" * 64
     newest.created_at += 10**9
     newest.labels["app"] = "newer"
     runtime.sandboxes.append(newest)
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        pod = await cri.pod(BURSTABLE)
+    pod = await cri.pod(BURSTABLE)
     assert pod is not None
     assert pod.labels is not None
     assert pod.labels["app"] == "newer"
     assert pod.sandbox_ids == ("f" * 64, SANDBOX)
 
 
-async def test_a_sandbox_that_is_too_long_or_long_in_vain_costs_no_other_its_labels(runtime: FakeRuntime) -> None:
+async def test_a_sandbox_that_is_too_long_or_long_in_vain_costs_no_other_its_labels(
+    runtime: FakeRuntime, cri: CriClient
+) -> None:
     for number in range(60):
         sandbox = cri_pb2.PodSandbox()
         sandbox.CopyFrom(next(entry for entry in runtime.sandboxes if entry.id == SANDBOX))
@@ -114,9 +116,8 @@ async def test_a_sandbox_that_is_too_long_or_long_in_vain_costs_no_other_its_lab
     huge.id, huge.metadata.uid = "e" * 64, "huge"
     huge.labels["x"] = "y" * (3 << 20)
     runtime.sandboxes.append(huge)
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        pods = {pod.uid: pod for pod in await cri.pods()}
-        assert len(cri.problems) == 1
+    pods = {pod.uid: pod for pod in await cri.pods()}
+    assert len(cri.problems) == 1
     check_burstable(pods[BURSTABLE])
     assert "huge" not in pods
     for number in range(60):
@@ -127,10 +128,9 @@ async def test_a_sandbox_that_is_too_long_or_long_in_vain_costs_no_other_its_lab
         }
 
 
-async def test_version_and_status_are_the_runtimes_words(runtime: FakeRuntime) -> None:
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        version = await cri.version()
-        conditions = await cri.status()
+async def test_version_and_status_are_the_runtimes_words(cri: CriClient) -> None:
+    version = await cri.version()
+    conditions = await cri.status()
     assert (version.name, version.version, version.api) == ("containerd", "1.6.20~ds1", "v1")
     assert conditions == (
         RuntimeCondition(type="RuntimeReady", ok=True),
@@ -164,58 +164,16 @@ async def test_a_missing_socket_is_one_clear_error_and_costs_no_import(place: Pa
             await cri.pods()
 
 
-async def test_a_socket_nobody_listens_on_is_one_clear_error(place: Path) -> None:
-    with FakeRuntime(place / "c.sock"):
-        os.link(place / "c.sock", place / "dead.sock")
-    async with CriClient(str(place / "dead.sock")) as cri:
-        with pytest.raises(SourceError, match=r"dead\.sock: Version: cannot connect: Connection refused"):
-            await cri.pods()
-
-
-async def asked(runtime: FakeRuntime, name: str) -> None:
-    """Wait until this was requested."""
-    await until(lambda: any(each.endswith(name) for each in runtime.asked))
-
-
-async def test_a_runtime_that_hangs_is_one_clear_error_in_time(runtime: FakeRuntime, mock_clock: MockClock) -> None:
-    mock_clock.rate = 1.0
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        await cri.version()
-        runtime.answers.clear()
-
-        async def ask() -> None:
-            with pytest.raises(SourceError, match=r"ListPodSandbox, ListContainers: no answer within 60 s"):
-                await cri.pods()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask)
-            await asked(runtime, "ListContainers")
-            mock_clock.jump(60)
-        runtime.answers.set()
-        assert len(await cri.pods()) > 1
-
-
-async def test_a_refusal_is_told_in_the_runtimes_words_on_one_line(runtime: FakeRuntime) -> None:
+async def test_a_refusal_is_told_in_the_runtimes_words_on_one_line(runtime: FakeRuntime, cri: CriClient) -> None:
     runtime.refusal = (grpc.StatusCode.INTERNAL, "metadata store\n is closed")
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        with pytest.raises(SourceError, match=r"Version: INTERNAL: metadata store is closed$"):
-            await cri.pods()
-        runtime.refusal = None
-        await cri.version()
-        runtime.refusal = (grpc.StatusCode.PERMISSION_DENIED, "no")
-        with pytest.raises(SourceError, match=r"ListPodSandbox: PERMISSION_DENIED: no$"):
-            await cri.pods()
-        assert cri.connected
-
-
-async def test_a_restarted_runtime_is_found_again(place: Path) -> None:
-    async with CriClient(str(place / "c.sock"), timeout_s=60) as cri:
-        with FakeRuntime(place / "c.sock"):
-            assert await cri.pods()
-        with pytest.raises(SourceError):
-            await cri.pods()
-        with FakeRuntime(place / "c.sock"):
-            assert await cri.pods()
+    with pytest.raises(SourceError, match=r"Version: INTERNAL: metadata store is closed$"):
+        await cri.pods()
+    runtime.refusal = None
+    await cri.version()
+    runtime.refusal = (grpc.StatusCode.PERMISSION_DENIED, "no")
+    with pytest.raises(SourceError, match=r"ListPodSandbox: PERMISSION_DENIED: no$"):
+        await cri.pods()
+    assert cri.connected
 
 
 async def test_closing_drops_the_connection_and_the_next_question_makes_one(runtime: FakeRuntime) -> None:
@@ -231,43 +189,7 @@ async def test_closing_drops_the_connection_and_the_next_question_makes_one(runt
     assert runtime.asked.count("v1 Version") == 2
 
 
-async def test_questions_do_not_wait_for_each_other_and_a_given_up_one_leaves_nothing_behind(
-    runtime: FakeRuntime,
-) -> None:
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        await cri.version()
-        runtime.answers.clear()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(cri.pods)
-            await asked(runtime, "ListContainers")
-            nursery.cancel_scope.cancel()
-        runtime.answers.set()
-        check_burstable(await cri.pod(BURSTABLE))
-        # Two calls each.
-        runtime.together = threading.Barrier(6)
-        async with trio.open_nursery() as nursery:
-            for _ in range(3):
-                nursery.start_soon(cri.pod, BURSTABLE)
-        assert runtime.asked.count("v1 Version") == 1
-    assert not cri.connected
-
-
-async def test_many_tasks_may_ask_at_once(runtime: FakeRuntime) -> None:
-    metas: list[PodMeta | None] = []
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-
-        async def ask() -> None:
-            metas.append(await cri.pod(BURSTABLE))
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(80):
-                nursery.start_soon(ask)
-    assert len(metas) == 80
-    for pod in metas:
-        check_burstable(pod)
-
-
-async def test_five_hundred_pods_are_one_answer(runtime: FakeRuntime) -> None:
+async def test_five_hundred_pods_are_one_answer(runtime: FakeRuntime, cri: CriClient) -> None:
     sandbox = next(entry for entry in runtime.sandboxes if entry.id == SANDBOX)
     container = next(entry for entry in runtime.containers if entry.id == MAIN)
     for number in range(500):
@@ -279,8 +201,7 @@ async def test_five_hundred_pods_are_one_answer(runtime: FakeRuntime) -> None:
         for name in ("one", "two"):
             container.id = f"{name}-{number}"
             runtime.containers.append(cri_pb2.Container.FromString(container.SerializeToString()))
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        pods = {pod.uid: pod for pod in await cri.pods()}
+    pods = {pod.uid: pod for pod in await cri.pods()}
     for number in range(500):
         pod = pods[f"uid-{number}"]
         assert pod.labels is not None

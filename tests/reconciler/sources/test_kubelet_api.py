@@ -3,24 +3,24 @@
 import itertools
 import json
 import os
-import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 import trustme
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from cgroupfs.errors import SourceError
-from reconciler.clients.endpoint import HttpEndpoint, InlineCredentials
+from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.clients.http import HttpSession
-from reconciler.sources.kubelet_api import KubeletAccess, KubeletPods, choose_peer
-from reconciler.sources.kubelet_config import KubeletConfig
-from tests.fakes.http_peer import HttpPeer, Reply
+from reconciler.sources.kubelet_api import KubeletPods
+from tests.fakes.http_peer import HttpPeer, Reply, server_tls
 from tests.fakes.marks import MARKS
 from tests.reconciler.sources.podlists import EMPTY, FIXTURES, pod_json, pod_list
 
@@ -45,12 +45,15 @@ def listing(
     )
 
 
+async def kubelet(nursery: trio.Nursery, server: HttpPeer, **given: Any) -> HttpEndpoint:
+    return await server.endpoint(nursery, name="kubelet", **given)
+
+
 async def test_a_kubelet_that_responds_again_is_reported_once(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     good = Reply(pod_list(pod_json("a")))
     server = HttpPeer([good, Reply(status="500 Internal"), good, good])
-    port = await nursery.start(server.serve)
     recovered: list[int] = []
-    peer = HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}")
+    peer = await kubelet(nursery, server)
     pods = listing(peer, gap_s=0, on_recovery=lambda: recovered.append(len(server.requests)))
     await nursery.start(pods.run)
     for _ in range(3):
@@ -60,8 +63,7 @@ async def test_a_kubelet_that_responds_again_is_reported_once(nursery: trio.Nurs
 
 
 async def ask(nursery: trio.Nursery, reply: Reply, timeout_s: float = 5.0) -> tuple[KubeletPods, SourceError | None]:
-    port = await nursery.start(HttpPeer([reply]).serve)
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=timeout_s), gap_s=0)
+    pods = listing(await kubelet(nursery, HttpPeer([reply]), timeout_s=timeout_s), gap_s=0)
     await nursery.start(pods.run)
     try:
         await pods.refresh()
@@ -123,9 +125,8 @@ async def test_no_failure_and_no_empty_list_shrinks_what_is_known(nursery: trio.
             Reply(pod_list(pod_json("a", labels={"x": "y"}))),
         ]
     )
-    port = await nursery.start(server.serve)
     changes: list[frozenset[str]] = []
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), on_change=changes.append, gap_s=0)
+    pods = listing(await kubelet(nursery, server), on_change=changes.append, gap_s=0)
     await nursery.start(pods.run)
     assert set(pods.known) == {"a", "b"}
     await pods.refresh()
@@ -165,8 +166,7 @@ async def test_what_cannot_be_read_of_a_pod_this_time_stays_as_it_was_and_is_sai
 ) -> None:
     whole = {**pod_json("a", labels=BE), "spec": {"containers": [{"name": "main"}]}}
     first = Reply(pod_list(whole, pod_json("b")))
-    port = await nursery.start(HttpPeer([first, second]).serve)
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
+    pods = listing(await kubelet(nursery, HttpPeer([first, second])), gap_s=0)
     await nursery.start(pods.run)
     known = await pods.refresh()
     assert known["a"].labels == BE
@@ -179,8 +179,7 @@ async def test_what_cannot_be_read_of_a_pod_this_time_stays_as_it_was_and_is_sai
 
 async def test_the_pods_before_a_break_are_known(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     body = pod_list(pod_json("a", labels=BE), pod_json("b"))
-    port = await nursery.start(HttpPeer([Reply(body[:-20])]).serve)
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
+    pods = listing(await kubelet(nursery, HttpPeer([Reply(body[:-20])])), gap_s=0)
     await nursery.start(pods.run)
     with pytest.raises(SourceError, match="not a pod list"):
         await pods.refresh()
@@ -193,8 +192,7 @@ async def test_a_list_of_any_length_is_known_and_the_loop_goes_on(nursery: trio.
     items = [pod_json(f"u{number}", annotations=around, labels=BE) for number in range(70)]
     body = pod_list(*items)
     assert len(body) > 64 << 20
-    port = await nursery.start(HttpPeer([Reply(body)]).serve)
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=120), gap_s=0)
+    pods = listing(await kubelet(nursery, HttpPeer([Reply(body)]), timeout_s=120), gap_s=0)
     await nursery.start(pods.run)
     assert {meta.labels["koordinator.sh/qosClass"] for meta in pods.known.values() if meta.labels} == {"BE"}
     assert len(pods.known) == 70
@@ -225,8 +223,7 @@ async def test_no_pod_of_a_list_holds_the_loop(nursery: trio.Nursery, idle_clock
         {**pod_json("c", labels=BE), "spec": {"volumes": ["\0" * 1_000_000]}},
     ]
     body = pod_list(*items)[:-2] + b"," + deep + b"]}"
-    port = await nursery.start(HttpPeer([Reply(body)]).serve)
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=60), gap_s=0)
+    pods = listing(await kubelet(nursery, HttpPeer([Reply(body)]), timeout_s=60), gap_s=0)
     await nursery.start(pods.run)
     for _ in range(10):
         steps = Steps("KubeletPods.run")
@@ -242,8 +239,7 @@ async def test_no_pod_of_a_list_holds_the_loop(nursery: trio.Nursery, idle_clock
 
 async def test_questions_that_come_together_are_one_question(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     server = HttpPeer([Reply(EMPTY), Reply(EMPTY, hang_s=0.1), Reply(pod_list(pod_json("a")))])
-    port = await nursery.start(server.serve)
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0.05)
+    pods = listing(await kubelet(nursery, server), gap_s=0.05)
     await nursery.start(pods.run)
     async with trio.open_nursery() as askers:
         for _ in range(20):
@@ -265,8 +261,7 @@ async def answered(pods: KubeletPods, server: HttpPeer, count: int) -> None:
 
 async def test_it_is_asked_again_after_the_period(nursery: trio.Nursery, mock_clock: MockClock) -> None:
     server = HttpPeer([Reply(EMPTY)])
-    port = await nursery.start(server.serve)
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=1000), period_s=30)
+    pods = listing(await kubelet(nursery, server, timeout_s=1000), period_s=30)
     await nursery.start(pods.run)
     for count in (1, 2, 3):
         await answered(pods, server, count)
@@ -295,8 +290,7 @@ async def test_the_more_a_list_costs_the_later_comes_the_next(
     nursery: trio.Nursery, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = HttpPeer([Reply(EMPTY)])
-    port = await nursery.start(server.serve)
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=1000))
+    pods = listing(await kubelet(nursery, server, timeout_s=1000))
     clock = itertools.count(0.0, 0.7)
     monkeypatch.setattr(time, "thread_time", lambda: next(clock))
     await nursery.start(pods.run)
@@ -311,8 +305,7 @@ async def test_the_more_a_list_costs_the_later_comes_the_next(
 
 
 async def test_who_waits_when_it_stops_is_told(nursery: trio.Nursery, idle_clock: MockClock) -> None:
-    port = await nursery.start(HttpPeer([Reply(EMPTY), Reply(EMPTY, hang_s=60)]).serve)
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
+    pods = listing(await kubelet(nursery, HttpPeer([Reply(EMPTY), Reply(EMPTY, hang_s=60)])), gap_s=0)
     texts: list[str] = []
 
     async def wait() -> None:
@@ -339,56 +332,15 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
-def server_tls(authority: trustme.CA, name: str, *, ask_client: bool = False) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert(name).configure_cert(context)
-    if ask_client:
-        context.verify_mode = ssl.CERT_REQUIRED
-        authority.configure_trust(context)
-    return context
-
-
-async def test_a_token_is_sent_and_read_again_when_its_file_changes(
-    nursery: trio.Nursery, tmp_path: Path, authority: trustme.CA, idle_clock: MockClock
-) -> None:
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
-    token = tmp_path / "token"
-    token.write_text("first\n")
-    server = HttpPeer([Reply(EMPTY)])
-    port = await nursery.start(server.serve, server_tls(authority, "node1"))
-    peer = HttpEndpoint(
-        name="kubelet",
-        url=f"https://127.0.0.1:{port}",
-        ca_file=str(tmp_path / "ca.crt"),
-        token_file=str(token),
-        server_name="node1",
-    )
-    async with HttpSession(peer) as session:
-        await session.get("/pods")
-        (tmp_path / "new").write_text("second")
-        os.rename(tmp_path / "new", token)
-        await session.get("/pods")
-        token.unlink()
-        with pytest.raises(SourceError, match="cannot read the token of"):
-            await session.get("/pods")
-    assert [request.get("authorization") for request in server.requests] == ["Bearer first", "Bearer second"]
-    assert server.connections == 1
-
-
 @pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
 async def test_a_refused_token_is_named_by_its_file_never_by_its_value(
     nursery: trio.Nursery, tmp_path: Path, authority: trustme.CA, status: str, idle_clock: MockClock
 ) -> None:
     (tmp_path / "token").write_text("very-secret")
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
-    port = await nursery.start(HttpPeer([Reply(status=status)]).serve, server_tls(authority, "127.0.0.1"))
-    peer = HttpEndpoint(
-        name="kubelet",
-        url=f"https://127.0.0.1:{port}",
-        ca_file=str(tmp_path / "ca.crt"),
-        token_file=str(tmp_path / "token"),
-    )
-    async with HttpSession(peer) as session:
+    server = HttpPeer([Reply(status=status)])
+    async with HttpSession(
+        await kubelet(nursery, server, authority=authority, token_file=f"{tmp_path}/token")
+    ) as session:
         with pytest.raises(SourceError, match=f"{status[:3]}.*token of {tmp_path}/token") as caught:
             await session.get("/pods")
     assert "very-secret" not in str(caught.value)
@@ -401,7 +353,7 @@ async def test_a_client_certificate_is_shown(
     mine = authority.issue_cert("agent@node1")
     mine.cert_chain_pems[0].write_to_path(str(tmp_path / "client.crt"))
     mine.private_key_pem.write_to_path(str(tmp_path / "client.key"))
-    port = await nursery.start(HttpPeer([Reply(EMPTY)]).serve, server_tls(authority, "127.0.0.1", ask_client=True))
+    port = await nursery.start(HttpPeer([Reply(EMPTY)]).serve, server_tls(authority, ask_client=True))
     peer = HttpEndpoint(
         name="kubelet",
         url=f"https://127.0.0.1:{port}",
@@ -411,19 +363,6 @@ async def test_a_client_certificate_is_shown(
     )
     async with HttpSession(peer) as session:
         assert await session.get("/pods") == EMPTY
-
-
-@pytest.mark.parametrize(("insecure", "good"), [(False, False), (True, True)])
-async def test_an_unknown_certificate_is_refused_unless_the_operator_says_otherwise(
-    nursery: trio.Nursery, authority: trustme.CA, insecure: bool, good: bool, idle_clock: MockClock
-) -> None:
-    port = await nursery.start(HttpPeer([Reply(EMPTY)]).serve, server_tls(authority, "127.0.0.1"))
-    async with HttpSession(HttpEndpoint(name="kubelet", url=f"https://127.0.0.1:{port}", insecure=insecure)) as session:
-        if good:
-            assert await session.get("/pods") == EMPTY
-        else:
-            with pytest.raises(SourceError, match="its certificate is not trusted"):
-                await session.get("/pods")
 
 
 async def test_a_certificate_of_another_name_is_refused(
@@ -445,7 +384,7 @@ async def test_a_renewed_authority_opens_a_new_connection(
     old, new = trustme.CA(), trustme.CA()
     old.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
     server = HttpPeer([Reply(EMPTY)])
-    port = await nursery.start(server.serve, server_tls(new, "127.0.0.1"))
+    port = await nursery.start(server.serve, server_tls(new))
     async with HttpSession(
         HttpEndpoint(name="k", url=f"https://127.0.0.1:{port}", ca_file=str(tmp_path / "ca.crt"))
     ) as session:
@@ -464,46 +403,6 @@ async def test_certificate_files_that_cannot_be_used_are_named(tmp_path: Path, i
             await session.get("/pods")
 
 
-# Where to send requests
-
-
-@pytest.mark.parametrize(
-    ("access", "kubelet", "url", "ca", "name"),
-    [
-        (KubeletAccess(), KubeletConfig(read_only_port=10255), "http://127.0.0.1:10255", None, None),
-        (
-            KubeletAccess(token_file="/t"),
-            KubeletConfig(read_only_port=10255, node_name="n1"),
-            "https://127.0.0.1:10250",
-            "/var/lib/kubelet/pki/kubelet.crt",
-            "n1",
-        ),
-        (
-            KubeletAccess(cert_file="/c", ca_file="/ca", server_name="x"),
-            KubeletConfig(port=1, address="::", node_name="n1"),
-            "https://[::1]:1",
-            "/ca",
-            "x",
-        ),
-        (
-            KubeletAccess(),
-            KubeletConfig(address="10.0.0.7", tls_cert_file="/tls.crt", node_name="n1"),
-            "https://10.0.0.7:10250",
-            "/tls.crt",
-            "n1",
-        ),
-        (KubeletAccess(url="https://h:1"), KubeletConfig(node_name="n1"), "https://h:1", None, None),
-        (KubeletAccess(url="http://h:1", server_name="x"), KubeletConfig(), "http://h:1", None, None),
-        (KubeletAccess(insecure=True), KubeletConfig(node_name="n1"), "https://127.0.0.1:10250", None, "n1"),
-    ],
-)
-def test_whom_to_ask_follows_from_the_kubelets_own_configuration(
-    access: KubeletAccess, kubelet: KubeletConfig, url: str, ca: str | None, name: str | None
-) -> None:
-    peer = choose_peer(access, kubelet)
-    assert (peer.url, peer.ca_file, peer.server_name) == (url, ca, name)
-
-
 def test_messages_name_the_credentials_by_file() -> None:
     assert HttpEndpoint(name="k", url="u", token_file="/t").credentials == "the token of /t"
     assert HttpEndpoint(name="k", url="u", cert_file="/c").credentials == "the certificate /c"
@@ -513,25 +412,14 @@ async def test_credentials_that_change_are_used_from_the_next_request_on(
     nursery: trio.Nursery, idle_clock: MockClock
 ) -> None:
     """A token inside of a kubeconfig that an administrator replaces, for example before it expires."""
-    ca = trustme.CA()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    ca.issue_cert("127.0.0.1").configure_cert(context)
     server = HttpPeer([Reply((FIXTURES / "kubelet-pods.json").read_bytes())])
-    port = await nursery.start(server.serve, context)
-
-    def peer(token: str) -> HttpEndpoint:
-        return HttpEndpoint(
-            name="kubelet",
-            url=f"https://127.0.0.1:{port}",
-            inline=InlineCredentials(ca=ca.cert_pem.bytes().decode(), token=token),
-        )
-
-    now: list[HttpEndpoint | None] = [peer("first")]
-    pods = listing(peer("first"), gap_s=0, find=lambda: now[0])
+    first = await kubelet(nursery, server, authority=trustme.CA(), token="first")
+    second = replace(first, inline=replace(first.inline, token="second"))
+    now: list[HttpEndpoint | None] = [first]
+    pods = listing(first, gap_s=0, find=lambda: now[0])
     await nursery.start(pods.run)
     # Unreadable for a moment: the one before counts.
-    for token in (None, "second", "second"):
-        now[0] = peer(token) if token else None
+    for now[0] in (None, second, second):
         await pods.refresh()
     sent = [request["authorization"] for request in server.requests]
     assert sent == ["Bearer first", "Bearer first", "Bearer second", "Bearer second"]

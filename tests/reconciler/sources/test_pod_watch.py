@@ -33,9 +33,9 @@ class Watched:
         self.breaks = 0
         config = varied(ApiServer(server=f"http://127.0.0.1:{server.port}"), timeout_s=5)
         self.watch = PodWatch(
-            KubeApi(config, environ={}),
+            KubeApi(config),
             "n1",
-            beside=KubeApi(config, environ={}),
+            beside=KubeApi(config),
             on_change=self.changes.append,
             on_break=self._broke,
             marks=MARKS,
@@ -157,7 +157,7 @@ async def test_the_delay_doubles_up_to_30_seconds_with_jitter(failures: int, mon
     monkeypatch.setattr(pod_watch, "_FIRST_DELAY_S", 1.0)
     delays = []
     for fraction in (0.0, 1.0):
-        api = KubeApi(varied(ApiServer(server="http://127.0.0.1:9"), timeout_s=5), environ={})
+        api = KubeApi(varied(ApiServer(server="http://127.0.0.1:9"), timeout_s=5))
         watch = PodWatch(api, "n1", on_change=lambda _: None, marks=MARKS, fraction=partial(float, fraction))
         watch._failures = failures - 1
         delays.append(await watch._connected())
@@ -207,7 +207,7 @@ async def test_a_server_that_responds_but_refuses_is_not_asked_sooner_for_respon
 
 
 async def test_a_delay_that_the_server_requests_is_kept(autojump_clock: trio.testing.MockClock) -> None:
-    api = KubeApi(varied(ApiServer(server="http://127.0.0.1:9"), timeout_s=5), environ={})
+    api = KubeApi(varied(ApiServer(server="http://127.0.0.1:9"), timeout_s=5))
     watch = PodWatch(api, "n1", on_change=lambda _: None, marks=MARKS)
     watch.retry()
     await watch._pause(30.0, 12.0)
@@ -222,7 +222,7 @@ async def test_a_list_and_a_watch_that_are_refused_keep_the_requested_delay(
 ) -> None:
     server = FakeApiServer()
     await nursery.start(server.serve)
-    api = KubeApi(varied(ApiServer(server=f"http://127.0.0.1:{server.port}"), timeout_s=5), environ={})
+    api = KubeApi(varied(ApiServer(server=f"http://127.0.0.1:{server.port}"), timeout_s=5))
     watch = PodWatch(api, "n1", on_change=lambda _: None, marks=MARKS)
     if listed:
         await watch._list()

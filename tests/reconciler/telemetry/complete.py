@@ -45,15 +45,13 @@ POD = PodMetrics(
 def full() -> MetricsSnapshot:
     """What every node has."""
     counters = AgentCounters()
-    counters.event()
-    counters.event()
-    counters.moved(3, 2)
-    counters.moved(0, 0)
+    counters.events = 2
+    counters.cpus_moved, counters.pools_changed = 3, 2
     counters.started(0.0004, before_exec=True)
     counters.started(None, before_exec=None)
-    counters.looked(0.002)
-    counters.lagged(-0.001)
-    counters.lagged(0.5)
+    counters.look.observe(0.002)
+    counters.lag.observe(0.0)
+    counters.lag.observe(0.5)
     return MetricsSnapshot(
         version="0.1.0",
         mode="observe",
