@@ -79,9 +79,6 @@ class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
     # Ended containers whose CPUs a restart must not take for free; the oldest are forgotten.
     remember: ClassVar[int] = 256
-    # Kubernetes 106270: a preferred single-node CPU hint is better than a merged hint that no resource
-    # prefers.
-    prefer_cpu: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Load a site's plug-ins. Errors: `InputError` naming the plug-in that cannot be loaded."""
@@ -119,7 +116,6 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
         view.topology,
         loaded(config.placement),
         policy=config.topology_policy,
-        prefer_cpu=config.prefer_cpu,
         wishes={uid: pod.wish for uid, pod in view.pods.items()},
         affinity=view.kubelet.affinity,
         memory=_memory(view) if previous is not None else None,
