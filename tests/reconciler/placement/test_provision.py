@@ -281,19 +281,19 @@ def test_cycles_per_instruction_stay_good_for_longer_than_what_is_read_each_seco
     assert pid_step({"cpi": PidIndicator(100.0, 1.0, age)}, size(10), NOW, PID)[0] == wanted
 
 
-@pytest.mark.parametrize("cpus", [1, 2, 4, 16, 64, 120])
+@pytest.mark.parametrize("cpus", [1, 4, 120])
 @pytest.mark.parametrize("used", [300, 2000, 9000, 40_000])
 def test_with_the_regulator_a_steady_load_comes_to_rest(cpus: int, used: int) -> None:
     """Katalyst's gain on a small pool of a large node would swing; here the size stops moving, large enough."""
     config, sizes, pod = ProvisionConfig(policy=ProvisionPolicy.PID), SizeConfig(), web()
     now: PoolSize = size(cpus)
     history = []
-    for tick in range(0, 6000, 2):
+    for tick in range(0, 4000, 2):
         held = min(used, now.cpus * 1000)
         wanted, _ = demand("shared", [pod], using([(pod, held)]), {}, now, now=float(tick), config=config)
         now = regulate(now, wanted, float(tick), sizes)
         history.append(now.cpus)
-    assert len(set(history[-1000:])) == 1
+    assert len(set(history[-500:])) == 1
     assert used <= history[-1] * 1000
 
 
