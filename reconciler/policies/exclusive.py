@@ -29,7 +29,7 @@ from reconciler.placement.claims import REFUSED
 from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import CpuDemand
 from reconciler.placement.floors import PoolFloors
-from reconciler.policies.base import OWN_CPUS, Policy, PolicyConfig, placed_cpus, whole_pod
+from reconciler.policies.base import OWN_CPUS, Policy, PolicyConfig, placed_cpus, setting_of, whole_pod
 from state.cpu import TopologyPolicy
 from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
@@ -163,17 +163,8 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ExclusiveConfig) -
         cpus = placed_cpus(pod, container, plan.pools)
         if cpus:
             own = f"{pod.uid}/{container.name or container.id}"
-            settings.append(
-                Setting(
-                    path=container.group.path,
-                    knob="cpu.set",
-                    value=cpus,
-                    policy=NAME,
-                    reason=plan.pools.reasons.get(f"{_WHY}{own}", "runs on its pod's exclusive CPUs"),
-                    pod_uid=pod.uid,
-                    container_id=container.id,
-                )
-            )
+            reason = plan.pools.reasons.get(f"{_WHY}{own}", "runs on its pod's exclusive CPUs")
+            settings.append(setting_of(pod, container, "cpu.set", cpus, policy=NAME, reason=reason))
     return settings
 
 
