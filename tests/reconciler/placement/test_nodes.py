@@ -97,14 +97,15 @@ def test_the_cpus_preference_wins() -> None:
     assert together.admitted
 
 
-def test_resources_without_a_common_node_leave_the_cpus_their_own_best() -> None:
+@pytest.mark.parametrize(("count", "nodes"), [(12, (1, 2)), (26, (0, 1, 2, 3))], ids=["some nodes", "the only hint"])
+def test_resources_without_a_common_node_leave_the_cpus_their_own_best(count: int, nodes: tuple[int, ...]) -> None:
     far = NumaNode(id=4, distances=(20, 20, 20, 20, 10), memory_bytes=2**40)
     near = tuple(NumaNode(id=node, distances=(20, 20, 20, 20, 20)) for node in range(4))
     machine = Topology(online=MACHINE.online, cpus=MACHINE.cpus, numa=(*near, far))
     only_far = ResourceCapacity(name="memory", request=1, free={4: 64}, total={4: 64})
-    choice = choose_nodes(cpu_capacity(machine, free(2, 8, 8, 8), 12), [only_far], machine, policy=BEST)
-    assert choice.nodes == (1, 2)
-    assert choice.reason.endswith("no common node: the best for the CPUs is 1-2")
+    choice = choose_nodes(cpu_capacity(machine, free(2, 8, 8, 8), count), [only_far], machine, policy=BEST)
+    assert choice.nodes == nodes
+    assert choice.reason.endswith(f"no common node: the best for the CPUs is {nodes[0]}-{nodes[-1]}")
 
 
 def test_the_fewest_nodes_where_all_fit_come_before_what_different_sets_have_in_common() -> None:
