@@ -29,7 +29,7 @@ from reconciler.actuators.restore import UndoKind
 from reconciler.control.hub import NodeBase
 from reconciler.control.record import NodeRecord
 from reconciler.control.writes import CgroupWrites
-from reconciler.policies.yielding import threads_count
+from reconciler.policies.yielding import scheduler_of
 from reconciler.runtime.lazy import load
 from reconciler.runtime.supervisor import Component
 from state.cache import CacheUsage
@@ -127,7 +127,7 @@ class SideActuators:
 
         A thread with another policy of its own, and a sweep that has not come to a container yet, leave it out.
         """
-        if not threads_count(self._release):
+        if not scheduler_of(self._release).threads_yield:
             return frozenset()
         for side in self.all:
             if side.name != "idle_threads":

@@ -21,10 +21,9 @@ from enum import StrEnum
 from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
-from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.headroom.smoothing import SmoothingConfig
+from reconciler.headroom.smoothing import SmoothedReading, SmoothingConfig
 from reconciler.runtime.format import cpu
 from state.model import NodeCpu, Pools
 from state.topology import Topology
@@ -125,25 +124,10 @@ class HeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         )
 
 
-class HeadroomSample(Struct, frozen=True, kw_only=True):
-    """One reading, by NUMA node. ``supply`` None: unknown. ``tops``: the CPUs where BE may run, as thousandths.
-
-    ``cpus``: those CPUs. ``budget``: what BE may use on all of them together now.
-    """
+class HeadroomSample(SmoothedReading, frozen=True, kw_only=True):
+    """One reading, by NUMA node. ``cpus``: where BE may run. ``budget``: what BE may use on all of them now."""
 
     cpus: Mapping[int, CpuSet]
-    supply: Mapping[int, int] | None
-    budget: int
-
-    @property
-    def tops(self) -> dict[int, int]:
-        """What each node could give at most."""
-        return {node: _CPU * len(cpus) for node, cpus in self.cpus.items()}
-
-
-def limited(sample: HeadroomSample, left: int | None) -> HeadroomSample:
-    """The reading where predicted peaks leave so much in all; None: they are not known, nor is what BE could have."""
-    return replace(sample, supply=None) if left is None else replace(sample, budget=min(sample.budget, left))
 
 
 def update(pools: Pools, topology: Topology, cpu: NodeCpu | None, config: HeadroomConfig) -> HeadroomSample:
@@ -155,8 +139,9 @@ def update(pools: Pools, topology: Topology, cpu: NodeCpu | None, config: Headro
     room = pools.reclaimed if pools.confined else pools.shared | pools.reclaimed
     cpus = {node: topology.node_cpus(node) & room for node in topology.nodes()}
     fresh = cpu is not None and cpu.age_s is not None and cpu.age_s <= config.stale_after_s
+    tops = {node: _CPU * len(cpu_set) for node, cpu_set in cpus.items()}
     if cpu is None or not fresh:
-        return HeadroomSample(cpus=cpus, supply=None, budget=pools.budget_milli)
+        return HeadroomSample(cpus=cpus, tops=tops, supply=None, budget=pools.budget_milli)
     idle: dict[int, int] = {}
     busy: dict[int, int] = {}
     for node, cpu_set in cpus.items():
@@ -166,4 +151,4 @@ def update(pools: Pools, topology: Topology, cpu: NodeCpu | None, config: Headro
     all_busy = sum(busy.values())
     used = min(max(0, cpu.reclaimed_milli), all_busy)
     supply = {node: idle[node] + (used * busy[node] // all_busy if all_busy else 0) for node in sorted(cpus)}
-    return HeadroomSample(cpus=cpus, supply=supply, budget=pools.budget_milli)
+    return HeadroomSample(cpus=cpus, tops=tops, supply=supply, budget=pools.budget_milli)

@@ -9,10 +9,8 @@ from typing import Final, final
 
 from msgspec.structs import replace
 
-from reconciler.headroom import cpu as cpu_headroom
-from reconciler.headroom import memory as memory_headroom
-from reconciler.headroom.cpu import HeadroomConfig, HeadroomLaw, HeadroomSample
-from reconciler.headroom.memory import MemorySupply
+from reconciler.headroom.cpu import HeadroomConfig, HeadroomLaw
+from reconciler.headroom.memory import reserve_bytes, smoothing_of
 from reconciler.headroom.peaks import (
     NodeReading,
     PeakPrediction,
@@ -22,7 +20,7 @@ from reconciler.headroom.peaks import (
     memory_left,
 )
 from reconciler.headroom.promises import NodePromises, PromiseHour, PromiseWindow
-from reconciler.headroom.smoothing import SmoothedAmount, available, step, step_below
+from reconciler.headroom.smoothing import SmoothedAmount, SmoothedReading, available, step, step_below
 from reconciler.runtime.cooperative import all_steps
 from state.memory import NodeMemoryReading
 from state.model import Pools
@@ -45,21 +43,21 @@ class LawTrack:
         """The series has a gap: the readings before it are not of the same window; what was learned remains."""
         self._cpu, self._memory = SmoothedAmount(), SmoothedAmount()
 
-    def add_cpu(self, sample: HeadroomSample, pools: Pools, at_s: float) -> None:
+    def add_cpu(self, sample: SmoothedReading, pools: Pools, at_s: float) -> None:
         law = self.config.smoothing
         if self.config.law is HeadroomLaw.HISTOGRAM:
             left = None if self.prediction is None else cpu_left(self.prediction, pools)
-            self._cpu = step_below(self._cpu, (sample, cpu_headroom.limited(sample, left)), left, at_s, law)
+            self._cpu = step_below(self._cpu, sample, left, at_s, law)
         else:
             self._cpu = step(self._cpu, sample, at_s, law)
         self._windows[0].add(self._cpu.total, available(sample))
 
-    def add_memory(self, supply: MemorySupply, node: NodeMemoryReading, at_s: float) -> None:
-        law = memory_headroom.smoothing_of(self.config)
+    def add_memory(self, supply: SmoothedReading, node: NodeMemoryReading, at_s: float) -> None:
+        law = smoothing_of(self.config)
         if self.config.law is HeadroomLaw.HISTOGRAM:
-            reserve = memory_headroom.reserve_bytes(node, self.config)
+            reserve = reserve_bytes(node, self.config)
             left = None if self.prediction is None else memory_left(self.prediction, node, reserve)
-            self._memory = step_below(self._memory, (supply, memory_headroom.limited(supply, left)), left, at_s, law)
+            self._memory = step_below(self._memory, supply, left, at_s, law)
         else:
             self._memory = step(self._memory, supply, at_s, law)
         self._windows[1].add(self._memory.total, available(supply))

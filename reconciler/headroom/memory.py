@@ -17,28 +17,16 @@ Katalyst's memory headroom (capacity less 5 GiB less 1.1 times what others use).
 - It is never raised to a floor (Katalyst: 5 GiB on a full node), and unknown is not the last value for ever.
 """
 
-from collections.abc import Mapping
 from typing import Final
 
-from msgspec import Struct
-from msgspec.structs import replace
-
 from reconciler.headroom.cpu import HeadroomConfig
-from reconciler.headroom.smoothing import SmoothingConfig
+from reconciler.headroom.smoothing import SmoothedReading, SmoothingConfig
 from reconciler.runtime.format import size
 from state.memory import NodeMemoryReading
 
 WHOLE: Final = 0
 """The one part of memory headroom."""
 _NO_BOUND: Final = 1 << 62
-
-
-class MemorySupply(Struct, frozen=True, kw_only=True):
-    """One reading; see `reconciler.headroom.smoothing.SmoothedReading`. ``supply`` None: unknown."""
-
-    tops: Mapping[int, int]
-    supply: Mapping[int, int] | None
-    budget: int
 
 
 def smoothing_of(config: HeadroomConfig) -> SmoothingConfig:
@@ -59,11 +47,6 @@ def reserve_bytes(node: NodeMemoryReading, config: HeadroomConfig) -> int:
     return max(node.for_pods_bytes * config.memory.reserve_percent // 100, config.memory.reserve_bytes)
 
 
-def limited(supply: MemorySupply, left: int | None) -> MemorySupply:
-    """The reading where predicted peaks leave so much; None: they are not known, nor is what BE could have."""
-    return replace(supply, supply=None) if left is None else replace(supply, budget=min(supply.budget, left))
-
-
 def update(
     node: NodeMemoryReading | None,
     be_kept_bytes: int | None,
@@ -71,21 +54,21 @@ def update(
     config: HeadroomConfig,
     *,
     stale_after_s: float,
-) -> MemorySupply:
+) -> SmoothedReading:
     """What BE work could have now. ``be_kept_bytes``: what remains in use of all BE pods' memory, None: unknown.
 
     ``bound``: what all BE work may use together, in bytes; None: as much as there is.
     """
     budget = bound if bound is not None else _NO_BOUND
     if node is None:
-        return MemorySupply(tops={WHOLE: _NO_BOUND}, supply=None, budget=budget)
+        return SmoothedReading(tops={WHOLE: _NO_BOUND}, supply=None, budget=budget)
     total, own = node.for_pods_bytes, config.memory
     reserve = reserve_bytes(node, config)
     top = max(0, total - reserve)
     fresh = node.age_s is not None and node.age_s <= stale_after_s
     if not fresh or be_kept_bytes is None:
-        return MemorySupply(tops={WHOLE: top}, supply=None, budget=budget)
+        return SmoothedReading(tops={WHOLE: top}, supply=None, budget=budget)
     left = node.left_for_pods_bytes
     others = max(0, total - left - be_kept_bytes)
     supply = left + be_kept_bytes - reserve - others * own.growth_percent // 100
-    return MemorySupply(tops={WHOLE: top}, supply={WHOLE: max(0, min(supply, top))}, budget=budget)
+    return SmoothedReading(tops={WHOLE: top}, supply={WHOLE: max(0, min(supply, top))}, budget=budget)

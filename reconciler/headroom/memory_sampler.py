@@ -13,9 +13,17 @@ import trio
 from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
 from reconciler.headroom.cpu import HeadroomConfig, HeadroomLaw
-from reconciler.headroom.memory import WHOLE, MemorySupply, limited, reserve_bytes, smoothing_of, update
+from reconciler.headroom.memory import WHOLE, reserve_bytes, smoothing_of, update
 from reconciler.headroom.promises import PromiseWindow
-from reconciler.headroom.smoothing import SmoothedAmount, available, restored, step, step_below, withdrawn
+from reconciler.headroom.smoothing import (
+    SmoothedAmount,
+    SmoothedReading,
+    available,
+    restored,
+    step,
+    step_below,
+    withdrawn,
+)
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.wakeup import next_beat
 from state.memory import NodeMemoryReading
@@ -73,7 +81,7 @@ class MemoryHeadroom:
         self._peaks = peaks
         self._changed = changed
         self._clock = clock
-        self._supply: MemorySupply | None = None
+        self._supply: SmoothedReading | None = None
         self._closed: str | None = None
 
     def use(self, config: HeadroomConfig) -> None:
@@ -108,7 +116,7 @@ class MemoryHeadroom:
         law = smoothing_of(self.config)
         if self.config.law is HeadroomLaw.HISTOGRAM and self._peaks is not None and node is not None:
             left = self._peaks.memory_left(node, reserve_bytes(node, self.config))
-            self.state = step_below(before, (supply, limited(supply, left)), left, self._clock(), law)
+            self.state = step_below(before, supply, left, self._clock(), law)
         else:
             self.state = step(before, supply, self._clock(), law)
         if self._closed is not None:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import errno_name
 from cgroupfs.log import get_log
-from reconciler.headroom.cpu import HeadroomConfig, HeadroomLaw, HeadroomSample, limited, update
+from reconciler.headroom.cpu import HeadroomConfig, HeadroomLaw, HeadroomSample, update
 from reconciler.headroom.memory_sampler import MemoryHeadroom, PeakSource
 from reconciler.headroom.promises import PromiseWindow, Tops
 from reconciler.headroom.shapes import Offer
@@ -120,7 +120,7 @@ class HeadroomReport:
         if self.config.law is HeadroomLaw.HISTOGRAM and self._peaks is not None:
             self._peaks.second(cpu)
             left = self._peaks.cpu_left(pools)
-            self.state = step_below(before, (sample, limited(sample, left)), left, now, self.config.smoothing)
+            self.state = step_below(before, sample, left, now, self.config.smoothing)
         else:
             self.state = step(before, sample, now, self.config.smoothing)
         if self._closed is not None:

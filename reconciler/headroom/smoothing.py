@@ -13,7 +13,7 @@ Times are seconds on the view's clock.
 """
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -40,18 +40,15 @@ class SmoothingConfig(Struct, frozen=True, kw_only=True):
     most_words: str
 
 
-class SmoothedReading(Protocol):
-    """One reading. ``supply``: what there is by part, None: unknown. ``tops``: what each part could give at most."""
+class SmoothedReading(Struct, frozen=True, kw_only=True):
+    """One reading. ``supply``: what there is by part, None: unknown. ``tops``: what each part could give at most.
 
-    @property
-    def tops(self) -> Mapping[int, int]: ...
+    ``budget``: what may be had of all parts together.
+    """
 
-    @property
-    def supply(self) -> Mapping[int, int] | None: ...
-
-    @property
-    def budget(self) -> int:
-        """What may be had of all parts together."""
+    tops: Mapping[int, int]
+    supply: Mapping[int, int] | None
+    budget: int
 
 
 class WindowMean(Struct, frozen=True, kw_only=True):
@@ -108,20 +105,16 @@ def step(state: SmoothedAmount, sample: SmoothedReading, now: float, law: Smooth
 
 
 def step_below(
-    state: SmoothedAmount,
-    samples: tuple[SmoothedReading, SmoothedReading],
-    left: int | None,
-    now: float,
-    law: SmoothingConfig,
+    state: SmoothedAmount, sample: SmoothedReading, left: int | None, now: float, law: SmoothingConfig
 ) -> SmoothedAmount:
-    """As `step`, where predicted peaks leave so much, and never more. ``samples``: the reading, and with that budget.
+    """As `step`, where predicted peaks leave so much, and never more.
 
     ``left`` None: the peaks are not known, nor is what could be used.
     """
-    there = available(samples[0])
     if left is None:
-        return step(state, samples[1], now, replace(law, what=_PEAKS))
-    state = step(state, samples[1], now, law)
+        return step(state, replace(sample, supply=None), now, replace(law, what=_PEAKS))
+    there = available(sample)
+    state = step(state, replace(sample, budget=min(sample.budget, left)), now, law)
     if state.total > left:
         # At once: the peak of an online pod that has just come is in none of the window's readings but the last.
         return _promising(state, _capped(state.amounts, left), now, _LEFT)

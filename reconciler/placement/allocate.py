@@ -115,7 +115,6 @@ class _Allocator:
         self._refused: dict[str, str] = {}
         self._notes: dict[str, str] = {}
         self._closed: dict[int, str] = {}
-        self._steps = -self._fitter.steps
         self._order = run.ordered(sorted(demands, key=lambda demand: demand.key))
         keys = [demand.key for demand in self._order]
         if len(set(keys)) != len(keys):
@@ -142,7 +141,6 @@ class _Allocator:
             notes={key: self._notes[key] for key in sorted(self._notes) if key not in self._refused},
             closed={node: self._closed[node] for node in sorted(self._closed)},
             errors={name: self._run.errors[name] for name in sorted(self._run.errors)},
-            steps=self._steps + self._fitter.steps + self._run.steps,
         )
 
     def _turn(self, demand: CpuDemand) -> tuple[int, int]:
@@ -152,7 +150,6 @@ class _Allocator:
 
     def _waiting(self, demands: Iterable[CpuDemand], *, held: bool | None = None) -> Iterator[CpuDemand]:
         for demand in demands:
-            self._steps += 1
             if demand.key not in self._notes and (held is None or bool(demand.held) is held):
                 yield demand
 
@@ -160,7 +157,6 @@ class _Allocator:
 
     def _stay(self) -> None:
         for demand in self._order:
-            self._steps += 1
             held = demand.held.mask
             if held and not held & ~self._avail and self._right(demand, held):
                 self._settle(demand, held, "unchanged")
@@ -240,7 +236,6 @@ class _Allocator:
         """Nodes that others have exclusively; for a demand with exclusive nodes, also nodes where others own CPUs."""
         barred = self._fitter.node_mask(node for node, key in self._closed.items() if key != demand.key)
         if demand.numa_exclusive:
-            self._steps += len(self._fitter.nodes)
             barred |= self._fitter.node_mask(self._fitter.nodes_of(self._taken & ~own))
         return barred
 

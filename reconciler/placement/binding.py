@@ -54,7 +54,6 @@ def bind(
     topology: Topology,
     *,
     policy: TopologyPolicy,
-    prefer_cpu: bool,
     wishes: Mapping[str, CpuPreferences],
     affinity: Mapping[str, Mapping[str, CpuSet]],
     memory: NumaFreeMemory | None = None,
@@ -116,9 +115,7 @@ def bind(
         others = [fixed(name, nodes, topology.nodes()) for name, nodes in sorted(near.items()) if nodes]
         others += room.memory(demand) if MEMORY not in near else []
 
-        choice = partial(
-            choose_nodes, others=others, topology=topology, policy=policy, wish=wish, prefer_cpu=prefer_cpu
-        )
+        choice = partial(choose_nodes, others=others, topology=topology, policy=policy, wish=wish)
         decided = CpuSet(node for other in newcomers for node in other.nodes if other.key not in reasons)
         chosen, note = _in_company(demand, room, company, choice, named=bool(wish.nodes), decided=decided)
         reasons[demand.key] = chosen.reason + note
@@ -200,7 +197,6 @@ def choose(
     chain: PluginChain,
     *,
     policy: TopologyPolicy,
-    prefer_cpu: bool,
     wishes: Mapping[str, CpuPreferences],
     affinity: Mapping[str, Mapping[str, CpuSet]],
     memory: NumaFreeMemory | None = None,
@@ -230,7 +226,6 @@ def choose(
             free=some,
             topology=topology,
             policy=policy,
-            prefer_cpu=prefer_cpu,
             wishes=wishes,
             affinity=affinity,
             memory=memory,

@@ -195,7 +195,6 @@ class PluginRunner:
     def __init__(self, chain: PluginChain, context: PlacementContext) -> None:
         self.context = context
         self.errors: dict[str, str] = {}
-        self.steps = 0
         self._failed: set[tuple[str, str]] = set()
         self._at: dict[str, list[tuple[str, float, Plugin]]] = {point: [] for point in POINTS}
         for plugin in chain.plugins:
@@ -212,7 +211,6 @@ class PluginRunner:
         for name, weight, plugin in self._at[point]:
             if self._failed and (name, demand.key) in self._failed:
                 continue
-            self.steps += 1
             try:
                 answer = ask(plugin)
             except Exception as exc:  # noqa: BLE001  # one bad plug-in never stops the others
@@ -273,7 +271,6 @@ class PluginRunner:
     def _by_group(self, groups: list[tuple[int, float]], cpus: CpuSet) -> dict[float, int]:
         scores: dict[float, int] = {0.0: cpus.mask}
         for mask, score in groups:
-            self.steps += len(scores)
             split: dict[float, int] = {}
             for value, members in scores.items():
                 for part, total in ((members & mask, round(value + score, _SAME)), (members & ~mask, value)):
@@ -286,7 +283,6 @@ class PluginRunner:
         """For rules that score CPU by CPU: the work is their number, not the product of groups and tiers."""
         single: dict[int, float] = dict.fromkeys(cpus, 0.0)
         for mask, score in groups:
-            self.steps += mask.bit_count()
             for cpu in CpuSet.from_mask(mask):
                 single[cpu] += score
         scores: dict[float, int] = {}

@@ -36,11 +36,10 @@ class CpuDomain(NamedTuple):
 
 @final
 class CpuAccumulator:
-    """The masks of one topology, and a counter of the steps taken (domains and cores examined)."""
+    """The masks of one topology."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        self.steps = 0
         self.nodes: Mapping[int, int] = {node: topology.node_cpus(node).mask for node in topology.nodes()}
         self.sockets = tuple(cpus.mask for cpus in topology.sockets().values())
         self.cores = tuple(core.mask for core in topology.cores())
@@ -69,7 +68,6 @@ class CpuAccumulator:
 
     def whole(self, mask: int) -> int:
         """Those CPUs of ``mask`` whose core is in it with all its online threads."""
-        self.steps += len(self.cores)
         return self.topology.whole_cores(CpuSet.from_mask(mask)).mask
 
     def touched(self, mask: int) -> list[int]:
@@ -80,7 +78,6 @@ class CpuAccumulator:
             core = siblings((mask & -mask).bit_length() - 1).mask
             cores.append(core)
             mask &= ~core
-        self.steps += len(cores)
         return cores
 
     def one_each(self, mask: int, base: int = 0) -> int:
@@ -117,7 +114,6 @@ class CpuAccumulator:
             if size >= count:
                 key = (size != count, size, (domain.outer & avail).bit_count(), index)
                 best = key if best is None or key < best else best
-        self.steps += len(self.levels[start])
         if best is None:
             return 0
         chosen = self.levels[start][best[3]]
@@ -138,12 +134,10 @@ class CpuAccumulator:
         by_size: dict[int, list[int]] = {}
         for index in indexes:
             size = (domains[index].mask & avail).bit_count()
-            self.steps += 1
             if size:
                 by_size.setdefault(size, []).append(index)
         got, left = 0, count
         while left > 0 and by_size:
-            self.steps += 1
             size = left if left in by_size else min((s for s in by_size if s > left), default=max(by_size))
             among = by_size[size]
             chosen = domains[self._nearest(level, among, near | got)]
@@ -166,7 +160,6 @@ class CpuAccumulator:
         """Take the nearest out of equally large domains; their order decides below the level of nodes."""
         if not near or level > self.starts[NODE] or len(among) == 1:
             return among.pop(0)
-        self.steps += len(among)
         domains = self.levels[level]
         where = min(range(len(among)), key=lambda place: (self.distance(domains[among[place]].mask, near), place))
         return among.pop(where)
@@ -174,7 +167,6 @@ class CpuAccumulator:
     def distance(self, number: int, other: int) -> float:
         """The mean NUMA distance between the nodes of two masks (10 is local); 0.0 when one has none."""
         left, right = self.nodes_of(number), self.nodes_of(other)
-        self.steps += len(left) * len(right)
         if not left or not right:
             return 0.0
         distance = self.topology.distance
@@ -196,7 +188,6 @@ class CpuAccumulator:
             ring = 0
             for domain in level:
                 ring |= domain.mask if domain.mask & base else 0
-            self.steps += len(level)
             rings.append(ring)
         got = 0
         for ring in [*rings, -1]:
@@ -241,7 +232,6 @@ class CpuAccumulator:
         parts = sorted(
             (part for mask in self.nodes.values() if (part := mask & held)), key=lambda part: part.bit_count()
         )
-        self.steps += len(parts)
         for part in parts:
             if (held & ~part).bit_count() < count:
                 break
@@ -262,7 +252,6 @@ class CpuAccumulator:
         """How many of ``held`` are in the node and the L3 domain of a core."""
         number = (core & -core).bit_length() - 1
         cpu = self.topology.cpu(number)
-        self.steps += 1
         return (
             (self.nodes[cpu.node] & held).bit_count(),
             (self.topology.l3_domains()[cpu.l3].mask & held).bit_count(),
@@ -276,7 +265,6 @@ class CpuAccumulator:
         sizes = {node: (self.nodes[node] & held).bit_count() for node in stacks}
         order: list[int] = []
         while stacks:
-            self.steps += len(stacks)
             node = max(stacks, key=lambda node: (sizes[node], -node))
             core = stacks[node].pop()
             order.append(core)
@@ -304,7 +292,6 @@ class CpuAccumulator:
         ranked = sorted((node for node in room if room[node]), key=lambda node: (not has[node], -room[node], node))
         total = count + base.bit_count()
         for used in range(max(nodes, sum(1 for node in has if has[node])), len(ranked) + 1):
-            self.steps += used
             share = self._shares(ranked[:used], total, room, group)
             if share is None or any(share[node] < has[node] for node in share):
                 continue
@@ -324,7 +311,6 @@ class CpuAccumulator:
         left = total - each * len(nodes)
         while left:
             roomy = [node for node in nodes if room[node] - share[node] >= min(group, left)]
-            self.steps += len(nodes)
             if not roomy:
                 return None
             for node in sorted(roomy, key=lambda node: (share[node] - room[node], node)):

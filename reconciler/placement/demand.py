@@ -65,7 +65,7 @@ class Allocation(Struct, frozen=True, kw_only=True):
     ``cpus``: by demand; those without any are missing, never empty. ``refused``: demands that did not get their
     request, and why; one that is in ``cpus`` as well keeps what it held. ``notes``: the reasons of the others.
     ``closed``: node -> the demand that has it exclusively. ``errors``: by plug-in, the first error it raised; it was
-    skipped then. ``steps``: elementary steps taken (domains, cores and combinations examined), the bound of the tests.
+    skipped then.
     """
 
     cpus: Mapping[str, CpuSet]
@@ -73,7 +73,6 @@ class Allocation(Struct, frozen=True, kw_only=True):
     notes: Mapping[str, str] = {}
     closed: Mapping[int, str] = {}
     errors: Mapping[str, str] = {}
-    steps: int = 0
 
     @property
     def owned(self) -> CpuSet:

@@ -11,15 +11,16 @@ up to (2^n - 1)^k of them, which is why it refuses to run on more than 8 nodes. 
   There are at most 255 of 8 nodes, so the result is the kubelet's in at most k x 255^2 steps instead of 255^k; where no
   hint has a score, the sets are counted instead of tried, in (k + 1) x 8 x 256 steps.
 - On more than 8 nodes the lists are cut before the fold: the `KEPT` best hints of each resource, and the `KEPT` best
-  sets after each. That is at most k x KEPT^2 steps, and three for each hint; the tests count them.
+  sets after each. That is at most k x KEPT^2 steps, and three for each hint.
 
 **Order.** A preferred merge before any other. Among preferred ones the fewest nodes; among the others as many nodes as
 the most demanding resource needs at least, rather fewer than more (kubelet 1.24 and later). Then the smallest distances
 where asked (prefer-closest-numa-nodes), then the higher score, then the lower node numbers.
 
-**prefer_cpu** (kubernetes issue 106270): with a device on node 0 and no CPUs left there, best-effort chooses node 0 and
-the container's CPUs end up anywhere. With the option, a single node that the CPUs prefer wins over a merge that is not
-preferred: a device on the other node costs one crossing a request, CPUs away from their memory one each cache miss.
+**The CPUs' preference** (kubernetes issue 106270): with a device on node 0 and no CPUs left there, the kubelet's
+best-effort chooses node 0 and the container's CPUs end up anywhere. Here a single node that the CPUs prefer wins over a
+merge that is not preferred: a device on the other node costs one crossing a request, CPUs away from their memory one
+each cache miss.
 
 Source: the kubelet's topology manager (KEP-693, KEP-3545, KEP-4622). ``numeric`` is Katalyst's.
 
@@ -54,22 +55,19 @@ Key = tuple[int, ...]
 
 @final
 class NodeMaskRanker:
-    """Orders masks, smallest key first, and counts the ``steps`` of its user."""
+    """Orders masks, smallest key first."""
 
     def __init__(self, closest: Topology | None = None) -> None:
         """``closest``: the machine whose distances count; None: they do not."""
-        self.steps = 0
         self._topology = closest
         self._spread: dict[int, int] = {}
 
     def key(self, mask: int, score: int = 0) -> Key:
         """Fewer nodes, then closer ones, then the higher score, then the lower numbers."""
-        self.steps += 1
         return mask.bit_count(), self.spread(mask), -score, mask
 
     def key_near(self, mask: int, score: int, size: int) -> Key:
         """The same among masks of ``size`` nodes; before that the fewest missing, then the fewest too many."""
-        self.steps += 1
         count = mask.bit_count()
         return int(count > size), abs(size - count), self.spread(mask), -score, mask
 
@@ -146,14 +144,13 @@ def reachable(
         and len(given) > 1
         and not any(any(node_mask_options.scores.values()) for node_mask_options in given)
     ):
-        return dict.fromkeys(_met(given, every, rank), 0)
+        return dict.fromkeys(_met(given, every), 0)
     reached = {every: 0}
     for item in given:
         table = item.scores if limit is None else item.cut(rank, limit).scores
         numbers: dict[int, int] = {}
         for mask, score in reached.items():
             for other, gain in table.items():
-                rank.steps += 1
                 both = mask & other
                 if both and numbers.get(both, score + gain - 1) < score + gain:
                     numbers[both] = score + gain
@@ -161,12 +158,11 @@ def reachable(
     return reached
 
 
-def _met(options: Sequence[NodeMaskOptions], every: int, rank: NodeMaskRanker) -> list[int]:
+def _met(options: Sequence[NodeMaskOptions], every: int) -> list[int]:
     """The intersections where no score distinguishes them, in (k + 1) n 2^n steps for k resources instead of k 4^n.
 
     How many combinations meet in exactly one set is the convolution of the lists under "and": count for each set in how
     many of each list it is contained, multiply, and subtract what was counted for wider sets.
-
     """
     nodes = tuple(CpuSet.from_mask(every))
     combinations = [1] * (1 << len(nodes))
@@ -177,7 +173,6 @@ def _met(options: Sequence[NodeMaskOptions], every: int, rank: NodeMaskRanker) -
         _over_supersets(within, 1)
         combinations = [count * more for count, more in zip(combinations, within, strict=True)]
     _over_supersets(combinations, -1)
-    rank.steps += (len(options) + 1) * len(nodes) * len(combinations)
     return [
         sum(1 << node for place, node in enumerate(nodes) if number >> place & 1)
         for number, count in enumerate(combinations)
@@ -214,14 +209,14 @@ class DistanceChain(NamedTuple):
 
 
 def best_chain(
-    options: Mapping[str, NodeMaskOptions], aligned: Collection[str], rank: NodeMaskRanker, *, limit: int | None
+    options: Mapping[str, NodeMaskOptions], rank: NodeMaskRanker, *, limit: int | None
 ) -> DistanceChain | None:
     """The best chain; None when the rules cannot be kept. ``limit``: hints of each resource that are tried."""
     if not all(node_mask_options.scores for node_mask_options in options.values()):
         return None
     if limit is not None:
         options = {name: node_mask_options.cut(rank, limit) for name, node_mask_options in options.items()}
-    together = {name: node_mask_options for name, node_mask_options in options.items() if name in aligned}
+    together = {name: node_mask_options for name, node_mask_options in options.items() if name in ALIGNED}
     chains = [DistanceChain(None, {}, frozenset(), 0, 0)]
     if together:
         scores = common(together.values(), preferred=False)
@@ -243,7 +238,6 @@ def _extended(
     result: dict[tuple[int | None, frozenset[int]], DistanceChain] = {}
     for chain in chains:
         for mask, score in options.scores.items():
-            rank.steps += 1
             if any(mask & other not in (mask, other) for other in chain.masks):
                 continue
             longer = DistanceChain(
@@ -283,7 +277,7 @@ class MergedHint(Struct, frozen=True, kw_only=True):
 
     ``nodes`` are the best available even where the policy would not admit the container: one that runs cannot be
     refused. ``by_resource`` differs from ``nodes`` under ``numeric`` only. ``fits``: every resource is known to fit on
-    ``nodes``. ``steps``: how many masks were examined.
+    ``nodes``.
     """
 
     nodes: CpuSet
@@ -292,10 +286,7 @@ class MergedHint(Struct, frozen=True, kw_only=True):
     reason: str
     by_resource: Mapping[str, CpuSet] = {}
     fits: bool = False
-    steps: int = 0
 
-
-__all__ = ["ALIGNED", "CPU", "EXACT", "KEPT", "MEMORY", "MergedHint", "ResourceHints", "TopologyHint", "merge"]
 
 ALIGNED: Final = (CPU, MEMORY)
 EXACT: Final = 8
@@ -310,14 +301,12 @@ def merge(
     policy: TopologyPolicy,
     nodes: CpuSet,
     *,
-    prefer_cpu: bool = False,
     closest: Topology | None = None,
-    aligned: Collection[str] = ALIGNED,
 ) -> MergedHint:
     """One set of nodes out of ``nodes`` (all that there are) for all resources.
 
-    ``closest``: the machine whose distances count, if they do. ``aligned``: the resources that ``numeric`` keeps
-    together. The order of the hints never matters; that of the resources only where lists are cut.
+    ``closest``: the machine whose distances count, if they do. The order of the hints never matters; that of the
+    resources only where lists are cut.
     Errors: `ValueError` for two resources of one name.
     """
     if len({hints.name for hints in resources}) != len(resources):
@@ -330,33 +319,32 @@ def merge(
         for hints in resources
         if hints.hints is not None
     }
-    rank.steps += sum(len(node_mask_options.scores) for node_mask_options in options.values())
     limit = None if len(nodes) <= EXACT else KEPT
     if policy is TopologyPolicy.NUMERIC:
-        chain = best_chain(options, aligned, rank, limit=limit)
+        chain = best_chain(options, rank, limit=limit)
         if chain is not None:
             kept = {name: CpuSet.from_mask(mask) for name, mask in chain.by_resource.items()}
             return MergedHint(
                 nodes=nodes if chain.mask is None else CpuSet.from_mask(chain.mask),
                 preferred=True,
                 admitted=True,
-                reason=f"{_named(aligned, options)} on {_nodes(chain.mask or nodes.mask)}, the others next to them",
+                reason=f"{_named(ALIGNED, options)} on {_nodes(chain.mask or nodes.mask)}, the others next to them",
                 by_resource=kept,
-                steps=rank.steps,
             )
     number = _aligned(options, nodes, rank)
     keeps = policy is not TopologyPolicy.SINGLE_NUMA_NODE or not options or (number or 0).bit_count() == 1
     if number is not None and keeps and policy is not TopologyPolicy.NUMERIC:
         reason = f"{_named(options, options)} on {_nodes(number)}" if options else "no resource has NUMA hints"
-        return _merged(number, rank, preferred=True, admitted=True, reason=reason)
+        return MergedHint(nodes=CpuSet.from_mask(number), preferred=True, admitted=True, reason=reason)
     mask = _not_aligned(options, nodes, rank, limit) if number is None else number
     reason = _why(options, policy)
-    if prefer_cpu and CPU in options and (chosen := _cpu_node(options, mask, rank)) is not None:
+    if CPU in options and (chosen := _cpu_node(options, mask, rank)) is not None:
         mask = chosen
         reason += f"; the CPUs' preference for {_nodes(mask)} applies"
     else:
         reason += f"; nearest to it: {_nodes(mask)}"
-    return _merged(mask, rank, preferred=False, admitted=policy is TopologyPolicy.BEST_EFFORT, reason=reason)
+    admitted = policy is TopologyPolicy.BEST_EFFORT
+    return MergedHint(nodes=CpuSet.from_mask(mask), preferred=False, admitted=admitted, reason=reason)
 
 
 def _aligned(options: dict[str, NodeMaskOptions], nodes: CpuSet, rank: NodeMaskRanker) -> int | None:
@@ -382,12 +370,6 @@ def _cpu_node(options: dict[str, NodeMaskOptions], merged: int, rank: NodeMaskRa
         return -with_us, int(not mask & merged), rank.spread(mask | merged), *rank.key(mask, singles[mask])
 
     return min(singles, key=key, default=None)
-
-
-def _merged(mask: int, rank: NodeMaskRanker, *, preferred: bool, admitted: bool, reason: str) -> MergedHint:
-    return MergedHint(
-        nodes=CpuSet.from_mask(mask), preferred=preferred, admitted=admitted, reason=reason, steps=rank.steps
-    )
 
 
 def _why(options: dict[str, NodeMaskOptions], policy: TopologyPolicy) -> str:

@@ -11,15 +11,13 @@ always a result, and ``admitted`` is the policy's verdict. In four cases the res
 - **Resources with no node in common** yield all nodes, which is useless: the CPUs then get their own best nodes.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.hints import (
-    ALIGNED,
-    MEMORY,
     MergedHint,
     NodeMaskOptions,
     NodeMaskRanker,
@@ -28,25 +26,21 @@ from reconciler.placement.hints import (
     common,
     merge,
 )
-from reconciler.placement.resource_hints import HintSearch, ResourceCapacity, fewest, hints_of
+from reconciler.placement.resource_hints import ResourceCapacity, fewest, hints_of
 from state.cpu import CpuPreferences, TopologyPolicy
 from state.topology import Topology
 
 
 class NodeChoice(Struct, frozen=True, kw_only=True):
-    """The nodes for one container's CPUs and memory.
+    """The nodes for one container's CPUs, none for any.
 
-    ``nodes``: the nodes for its CPUs, empty for any. ``mems``: the nodes for its memory, empty when memory should not
-    be restricted (no policy requests it, or it would not fit). ``preferred``: all resources are as close as possible;
-    ``admitted``: the policy would admit it. ``steps`` counts the masks examined.
+    ``preferred``: all resources are as close as possible; ``admitted``: the policy would admit it.
     """
 
     nodes: tuple[int, ...] = ()
-    mems: tuple[int, ...] = ()
     preferred: bool = False
     admitted: bool = True
     reason: str = ""
-    steps: int = 0
 
 
 def choose_nodes(
@@ -56,9 +50,6 @@ def choose_nodes(
     *,
     policy: TopologyPolicy,
     wish: CpuPreferences | None = None,
-    prefer_cpu: bool = False,
-    closest: bool = True,
-    aligned: Collection[str] = ALIGNED,
 ) -> NodeChoice:
     """The nodes for a container. ``cpu``: `FreeCapacity.cpus` of what it may have; ``others``: its memory and devices.
 
@@ -66,7 +57,7 @@ def choose_nodes(
     none. A node that the container must not use (another demand's exclusively) has nothing free in ``cpu``.
     """
     wish = wish or CpuPreferences()
-    named = _named(cpu, others, wish)
+    named = _named(cpu, wish)
     if named is not None and named.admitted:
         return named
     before = "" if named is None else f"{named.reason}; "
@@ -76,43 +67,36 @@ def choose_nodes(
             return NodeChoice(reason=f"{before}policy none: any NUMA node")
         rule = TopologyPolicy.BEST_EFFORT
     supplies = (cpu, *others)
-    search = fewest(supplies) if wish.node_count is None and rule is not TopologyPolicy.NUMERIC else None
-    if search is None or (rule is TopologyPolicy.SINGLE_NUMA_NODE and _wide(search)):
-        search = hints_of(supplies, topology)
-    hints = search.hints
+    hints = fewest(supplies) if wish.node_count is None and rule is not TopologyPolicy.NUMERIC else None
+    if hints is None or (rule is TopologyPolicy.SINGLE_NUMA_NODE and _wide(hints)):
+        hints = hints_of(supplies, topology)
     if not hints[0].hints:
         reason = f"{before}{sum(cpu.free.values())} CPUs are free, {cpu.request} are requested"
-        return NodeChoice(admitted=cpu.request <= 0, reason=reason, steps=search.steps)
+        return NodeChoice(admitted=cpu.request <= 0, reason=reason)
     if wish.node_count is not None:
         hints, note = _of_size(hints, wish.node_count)
         before += note
     every = CpuSet(node for supply in supplies for node in supply.total)
-    merged = merge(hints, rule, every, prefer_cpu=prefer_cpu, closest=topology if closest else None, aligned=aligned)
+    merged = merge(hints, rule, every, closest=topology)
     if not merged.preferred and rule is not TopologyPolicy.NUMERIC:
-        merged = _all_fit(cpu, hints, merged, NodeMaskRanker(topology if closest else None))
+        merged = _all_fit(cpu, hints, merged, NodeMaskRanker(topology))
     if not merged.preferred and merged.nodes == every and not merged.fits:
-        merged = _own_best(hints[0], merged, NodeMaskRanker(topology if closest else None))
+        merged = _own_best(hints[0], merged, NodeMaskRanker(topology))
     nodes, after = _for_cpus(cpu, merged, topology)
-    mems = next(
-        (_memory(capacity, merged.by_resource.get(MEMORY, nodes)) for capacity in others if capacity.name == MEMORY),
-        nodes,
-    )
     return NodeChoice(
         nodes=tuple(nodes),
-        mems=tuple(mems),
         preferred=merged.preferred,
         admitted=merged.admitted,
         reason=f"{before}{merged.reason}{after}",
-        steps=search.steps + merged.steps,
     )
 
 
-def _wide(search: HintSearch) -> bool:
+def _wide(hints: Sequence[ResourceHints]) -> bool:
     """Whether the hints are of several nodes, which single-numa-node merges otherwise."""
-    return any(len(hint.nodes) > 1 for hints in search.hints for hint in hints.hints or ())
+    return any(len(hint.nodes) > 1 for resource in hints for hint in resource.hints or ())
 
 
-def _named(cpu: ResourceCapacity, others: Sequence[ResourceCapacity], wish: CpuPreferences) -> NodeChoice | None:
+def _named(cpu: ResourceCapacity, wish: CpuPreferences) -> NodeChoice | None:
     """The nodes that the annotations name; not admitted when they are unavailable."""
     if not wish.nodes:
         return None
@@ -123,8 +107,7 @@ def _named(cpu: ResourceCapacity, others: Sequence[ResourceCapacity], wish: CpuP
     if cpu.has(wanted.mask) < cpu.request:
         reason = f"NUMA nodes {wanted} of the pod's annotations have {cpu.has(wanted.mask)} of {cpu.request} CPUs"
         return NodeChoice(admitted=False, reason=reason)
-    mems = next((_memory(capacity, wanted) for capacity in others if capacity.name == MEMORY), wanted)
-    return NodeChoice(nodes=wish.nodes, mems=tuple(mems), preferred=True, reason="named by the pod's annotations")
+    return NodeChoice(nodes=wish.nodes, preferred=True, reason="named by the pod's annotations")
 
 
 def _of_size(hints: tuple[ResourceHints, ...], count: int) -> tuple[tuple[ResourceHints, ...], str]:
@@ -146,7 +129,7 @@ def _own_best(cpu: ResourceHints, merged: MergedHint, rank: NodeMaskRanker) -> M
     if not hints or hints[0].nodes == merged.nodes:
         return merged
     reason = f"{merged.reason}; no common node: the best for the CPUs is {hints[0].nodes}"
-    return replace(merged, nodes=hints[0].nodes, by_resource={}, reason=reason, steps=merged.steps + rank.steps)
+    return replace(merged, nodes=hints[0].nodes, by_resource={}, reason=reason)
 
 
 def _all_fit(
@@ -168,7 +151,7 @@ def _all_fit(
         return merged
     nodes = CpuSet.from_mask(mask)
     reason = merged.reason if nodes == merged.nodes else f"{merged.reason}; all fit on {nodes}"
-    return replace(merged, nodes=nodes, fits=True, by_resource={}, reason=reason, steps=merged.steps + rank.steps)
+    return replace(merged, nodes=nodes, fits=True, by_resource={}, reason=reason)
 
 
 def _for_cpus(cpu: ResourceCapacity, merged: MergedHint, topology: Topology) -> tuple[CpuSet, str]:
@@ -185,8 +168,3 @@ def _for_cpus(cpu: ResourceCapacity, merged: MergedHint, topology: Topology) -> 
 def _distance(topology: Topology, nodes: CpuSet, other: int) -> int:
     known = {node.id for node in topology.numa}
     return min((topology.distance(node, other) for node in nodes if {node, other} <= known), default=0)
-
-
-def _memory(supply: ResourceCapacity, nodes: CpuSet) -> CpuSet:
-    """The nodes for the memory: none, hence no restriction, when it does not fit there."""
-    return nodes if supply.fits(nodes.mask) else CpuSet()

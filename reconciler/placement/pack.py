@@ -421,7 +421,7 @@ def pack(
 
     ``held``: the pools' present CPUs; CPUs that two of them hold count for the lower name, pools without a size release
     theirs, and nothing held is a packing from scratch. ``within``: the CPUs that a bound pool may have. If not all
-    sizes are possible, the sum is as large as possible and shared by `quotas.attainable`: no pool gets nothing while
+    sizes are possible, the sum is as large as possible and shared by `attainable`: no pool gets nothing while
     another has two CPUs of which it could have one. `sizes.fit` cuts in proportion beforehand.
     """
     whole = (free & topology.online).mask

@@ -58,7 +58,6 @@ class WholeL3(Plugin):
     def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
         if not question.demand.prefer_l3:
             return 1.0
-        context.fitter.steps += len(context.topology.l3_domains())
         return 1.0 / sum(1 for domain in context.topology.l3_domains().values() if domain.mask & cpus.mask)
 
 

@@ -336,7 +336,7 @@ def _pid(
 
 def _goal(indicators: Mapping[str, PidIndicator], cpus: int) -> int:
     """The size (thousandths of a CPU) at which all known indicators are at their targets, if inverse to the size."""
-    ratios = [item.current / item.target for item in indicators.values() if item.current is not None and item.target]
+    ratios = [item.current / item.target for item in indicators.values() if item.current is not None]
     return math.ceil(max(ratios, default=1.0) * cpus * _CPU)
 
 
@@ -355,21 +355,18 @@ def usage_ratio(pods: Sequence[Pod], uses: Uses, cpus: int, config: ProvisionCon
 def pid_step(
     indicators: Mapping[str, PidIndicator], previous: PoolSize, now: float, config: PidConfig
 ) -> tuple[int, str | None]:
-    """The demand that brings the indicators to their targets, and which of them decided.
+    """The demand that brings the indicators to their targets, and which of them decided; no reason without any.
 
-    No reason means that no indicator has gains. Gains without an indicator have no say: this node cannot measure them.
     The derivative gain is 0, as in the source.
     """
     settled = not previous.changed_at <= now < previous.changed_at + config.settle_s
     steps: list[tuple[float, str]] = []
     for name in sorted(indicators):
-        gains = getattr(config, name, None)
-        if not isinstance(gains, PidGains):
-            continue
+        gains: PidGains = getattr(config, name)
         indicator = indicators[name]
         stale_after_s = gains.stale_after_s if isinstance(gains, CpiGains) else config.stale_after_s
         known = indicator.current is not None and indicator.age_s is not None and indicator.age_s <= stale_after_s
-        if indicator.current is None or not known or indicator.target <= 0:
+        if indicator.current is None or not known:
             steps.append((0.0, f"{name} is unknown: no change"))
         elif not settled or now - (indicator.age_s or 0.0) < previous.changed_at <= now:
             steps.append((0.0, "waiting for the effect of the last change"))

@@ -5,9 +5,9 @@ the request would need on an empty machine (the kubelet's rule in its CPU, memor
 `hints.EXACT` nodes all sets are tried, as the kubelet does. On more, only sets that are likely choices: from every node
 outwards, the nearest first (and again the emptiest first), the first set that is enough for each resource and the first
 that is enough for all; the nearest partner with which it is enough for all; and for each resource separately its
-emptiest nodes. So there are at most n x (2k + 3) + k + 1 sets of n nodes and k resources, found in at most 3k x n^2 + k
-x n steps, and all resources get hints of the same sets. What one or two nodes can do together is found always; of wider
-sets not every one is seen, and what is missed is a narrower set, never that there is none.
+emptiest nodes. So there are at most n x (2k + 3) + k + 1 sets of n nodes and k resources, and all resources get hints
+of the same sets. What one or two nodes can do together is found always; of wider sets not every one is seen, and what
+is missed is a narrower set, never that there is none.
 
 Source: the kubelet's generateCPUTopologyHints, calculateHints (memory) and generateDeviceTopologyHints.
 """
@@ -15,7 +15,7 @@ Source: the kubelet's generateCPUTopologyHints, calculateHints (memory) and gene
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations
-from typing import NamedTuple, final
+from typing import final
 
 from msgspec import Struct
 
@@ -29,20 +29,16 @@ class ResourceCapacity(Struct, frozen=True, kw_only=True):
     """One resource on the NUMA nodes. Units: any, the same in ``request``, ``free`` and ``total``.
 
     ``total`` names every node that has the resource, with the amount on an empty machine, ``free`` the amount available
-    now (a node left out: nothing). ``groups`` are the nodes that already hold memory of containers on several nodes,
-    with those nodes; ``alone`` the nodes that hold memory of containers on one: the kubelet's memory manager never
-    mixes the two. ``align_socket``: prefer as few sockets instead of as few nodes (the CPU manager's option). ``lean``:
-    1 scores nodes higher the more is left on them (spread), -1 the less (pack), 0 does not score.
+    now (a node left out: nothing). ``align_socket``: prefer as few sockets instead of as few nodes (the CPU manager's
+    option). ``pack``: score nodes higher the less is left on them.
     """
 
     name: str
     request: int
     total: Mapping[int, int]
     free: Mapping[int, int]
-    alone: CpuSet = EMPTY
-    groups: Mapping[int, CpuSet] = {}
     align_socket: bool = False
-    lean: int = 0
+    pack: bool = False
 
     @property
     def nodes(self) -> CpuSet:
@@ -83,15 +79,12 @@ class ResourceCapacity(Struct, frozen=True, kw_only=True):
         return max(1, count)
 
     def _offers(self, mask: int) -> bool:
-        """Whether all of these nodes have the resource, and may be combined."""
-        if not all(node in self.total for node in CpuSet.from_mask(mask)):
-            return False
-        if not self.alone and not self.groups:
-            return True
-        nodes = CpuSet.from_mask(mask)
-        if len(nodes) == 1:
-            return not any(len(self.groups.get(node, EMPTY)) > 1 for node in nodes)
-        return not nodes & self.alone and all(self.groups.get(node, nodes) == nodes for node in nodes)
+        """Whether all of these nodes have the resource."""
+        return all(node in self.total for node in CpuSet.from_mask(mask))
+
+    def score(self, amount: int) -> int:
+        """Of nodes with so much of it."""
+        return self.request - amount if self.pack else 0
 
 
 def fixed(name: str, nodes: CpuSet, every: Iterable[int]) -> ResourceCapacity:
@@ -102,14 +95,7 @@ def fixed(name: str, nodes: CpuSet, every: Iterable[int]) -> ResourceCapacity:
     )
 
 
-class HintSearch(NamedTuple):
-    """The hints of several resources, and how many sums and sets it took."""
-
-    hints: tuple[ResourceHints, ...]
-    steps: int
-
-
-def fewest(supplies: Sequence[ResourceCapacity]) -> HintSearch | None:
+def fewest(supplies: Sequence[ResourceCapacity]) -> tuple[ResourceHints, ...] | None:
     """Only the preferred hints, where all resources have one in common; None where more than those is needed.
 
     A merge that is preferred by all needs no other hint, and is what is found nearly always: 8 sets of one node instead
@@ -124,36 +110,31 @@ def fewest(supplies: Sequence[ResourceCapacity]) -> HintSearch | None:
     size = sizes.pop()
     if size > 1 and len(nodes) > EXACT:
         return None
-    steps, masks = 0, []
-    for chosen in combinations(nodes, size):
-        steps += len(asking)
-        mask = sum(1 << node for node in chosen)
-        if all(supply.fits(mask) for supply in asking):
-            masks.append(mask)
+    every = (sum(1 << node for node in chosen) for chosen in combinations(nodes, size))
+    masks = [mask for mask in every if all(supply.fits(mask) for supply in asking)]
     if not masks:
         return None
     sets = [CpuSet.from_mask(mask) for mask in masks]
-    hints = (
+    return tuple(
         ResourceHints(
             name=supply.name, hints=tuple(_hint(supply, nodes) for nodes in sets) if supply.request > 0 else None
         )
         for supply in supplies
     )
-    return HintSearch(tuple(hints), steps)
 
 
 def _hint(supply: ResourceCapacity, nodes: CpuSet) -> TopologyHint:
-    return TopologyHint(nodes=nodes, preferred=True, score=supply.lean * (supply.has(nodes.mask) - supply.request))
+    return TopologyHint(nodes=nodes, preferred=True, score=supply.score(supply.has(nodes.mask)))
 
 
-def hints_of(supplies: Sequence[ResourceCapacity], topology: Topology) -> HintSearch:
+def hints_of(supplies: Sequence[ResourceCapacity], topology: Topology) -> tuple[ResourceHints, ...]:
     """Every resource's hints over the same sets of nodes. A resource without a request has no preference."""
     asking = [supply for supply in supplies if supply.request > 0]
     nodes = sorted({node for supply in asking for node in supply.total})
     exact = len(nodes) <= EXACT
-    masks, steps = list[int](), 0
+    masks: list[int] = []
     if any(supply.enough for supply in asking):
-        masks, steps = _every(nodes) if exact else _likely(nodes, asking, topology)
+        masks = _every(nodes) if exact else _likely(nodes, asking, topology)
     hints = []
     for supply in supplies:
         if supply.request <= 0:
@@ -162,18 +143,17 @@ def hints_of(supplies: Sequence[ResourceCapacity], topology: Topology) -> HintSe
         if not supply.enough:
             hints.append(ResourceHints(name=supply.name, hints=()))
             continue
-        steps += len(masks)
         smallest = supply.smallest()
         fitting = tuple(
             TopologyHint(
                 nodes=CpuSet.from_mask(mask),
                 preferred=_preferred(supply, mask, smallest, topology),
-                score=supply.lean * (amount - supply.request),
+                score=supply.score(amount),
             )
             for mask, amount in supply.fitting(masks, _amounts(supply, nodes) if exact else map(supply.has, masks))
         )
         hints.append(ResourceHints(name=supply.name, hints=fitting))
-    return HintSearch(tuple(hints), steps)
+    return tuple(hints)
 
 
 def _preferred(supply: ResourceCapacity, mask: int, smallest: int, topology: Topology) -> bool:
@@ -185,12 +165,12 @@ def _preferred(supply: ResourceCapacity, mask: int, smallest: int, topology: Top
     return len(used) == -(-smallest // per_socket)
 
 
-def _every(nodes: Sequence[int]) -> tuple[list[int], int]:
+def _every(nodes: Sequence[int]) -> list[int]:
     """All sets of the nodes but the empty one."""
     masks = [0]
     for node in nodes:
         masks += [mask | 1 << node for mask in masks]
-    return masks[1:], len(masks) - 1
+    return masks[1:]
 
 
 def _amounts(supply: ResourceCapacity, nodes: Sequence[int]) -> list[int]:
@@ -202,35 +182,32 @@ def _amounts(supply: ResourceCapacity, nodes: Sequence[int]) -> list[int]:
     return amounts[1:]
 
 
-def _likely(nodes: Sequence[int], supplies: Sequence[ResourceCapacity], topology: Topology) -> tuple[list[int], int]:
-    """The likely sets, and the steps: one for each node added to a set, and for each resource there."""
+def _likely(nodes: Sequence[int], supplies: Sequence[ResourceCapacity], topology: Topology) -> list[int]:
     room = {node: _room(node, supplies) for node in nodes}
     masks: set[int] = {1 << node for node in nodes}
-    steps = 0
     # A node without any of the requested resource only makes a set wider.
     useful = [node for node in nodes if room[node]]
     for seed in useful:
         near = _distances(topology, seed, useful)
         by_distance = sorted(useful, key=lambda node: (node != seed, near[node], -room[node], node))
         by_room = sorted(useful, key=lambda node: (node != seed, -room[node], near[node], node))
-        steps += _grow(by_distance, supplies, masks) + _grow(by_room, supplies, masks)
-        steps += _pair(by_distance, supplies, masks)
+        _grow(by_distance, supplies, masks)
+        _grow(by_room, supplies, masks)
+        _pair(by_distance, supplies, masks)
     for supply in supplies:
-        steps += _grow(supply.emptiest(), [supply], masks)
-        masks |= {group.mask for group in supply.groups.values()}
+        _grow(supply.emptiest(), [supply], masks)
     masks.add(CpuSet(nodes).mask)
-    return sorted(masks, key=lambda mask: (mask.bit_count(), mask)), steps
+    return sorted(masks, key=lambda mask: (mask.bit_count(), mask))
 
 
-def _grow(order: Iterable[int], supplies: Sequence[ResourceCapacity], masks: set[int]) -> int:
+def _grow(order: Iterable[int], supplies: Sequence[ResourceCapacity], masks: set[int]) -> None:
     """Add nodes in order until every resource has enough; keep the set whenever it is enough for one more."""
     missing = {supply.name: supply.request for supply in supplies}
-    mask = steps = 0
+    mask = 0
     for node in order:
         mask |= 1 << node
         enough = False
         for supply in supplies:
-            steps += 1
             if missing[supply.name] > 0:
                 missing[supply.name] -= supply.free.get(node, 0)
                 enough = enough or missing[supply.name] <= 0
@@ -238,19 +215,15 @@ def _grow(order: Iterable[int], supplies: Sequence[ResourceCapacity], masks: set
             masks.add(mask)
         if all(amount <= 0 for amount in missing.values()):
             break
-    return steps
 
 
-def _pair(order: Sequence[int], supplies: Sequence[ResourceCapacity], masks: set[int]) -> int:
+def _pair(order: Sequence[int], supplies: Sequence[ResourceCapacity], masks: set[int]) -> None:
     """Add the first node of the order with the first other node that makes it enough for all."""
     seed, *others = order
-    steps = 0
     for other in others:
-        steps += len(supplies)
         if all(supply.free.get(seed, 0) + supply.free.get(other, 0) >= supply.request for supply in supplies):
             masks.add(1 << seed | 1 << other)
             break
-    return steps
 
 
 def _room(node: int, supplies: Iterable[ResourceCapacity]) -> Fraction:
@@ -340,7 +313,7 @@ class FreeCapacity:
             free={node: 0 if node in barred else max(0, free) for node, free in left.items()},
             align_socket=demand.align_socket,
             # The rest of a node of its own is lost to all other demands.
-            lean=-1 if demand.numa_exclusive else 0,
+            pack=demand.numa_exclusive,
         )
 
     def memory(self, demand: CpuDemand) -> list[ResourceCapacity]:

@@ -16,7 +16,7 @@ apart, even numbers with SMT) and its proportional cut of pools that do not fit.
 - The cut is by largest remainder. Rounding up from the largest on leaves the last in the list with what is left.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Final, NamedTuple
 
 from msgspec import Meta, Struct
@@ -50,8 +50,6 @@ class SizeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shrink_step_percent: ClassVar[Annotated[int, Meta(ge=0, le=100)]] = 10
     # A dip of the load is shorter than this.
     shrink_interval_s: ClassVar[_Seconds] = 30.0
-    # A pool that ends in the middle of a core shares the core's caches with its neighbour.
-    whole_cores: ClassVar[bool] = True
     # A share of a small demand is less than one thread can use.
     headroom_milli: ClassVar[int] = 1000
     # Katalyst's: a core with two threads.
@@ -59,7 +57,7 @@ class SizeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class NextSizes(NamedTuple):
-    """The sizes beside one. ``shrinks_at``, ``grows_at``: demands (thousandths of a CPU) for ``lower`` and ``upper``.
+    """One step down from a size, and the demands (thousandths of a CPU) for it and for one step up.
 
     ``noise``: what has to fit the lower size beside the demand.
     """
@@ -67,20 +65,17 @@ class NextSizes(NamedTuple):
     lower: int
     shrinks_at: int
     noise: int
-    upper: int
     grows_at: int
 
 
 class FittedSizes(Struct, frozen=True, kw_only=True):
-    """Sizes that fit together. Sum of ``sizes`` plus ``shared_cpus`` is never above what is available.
+    """Sizes that fit together: CPUs of their own, at least one each.
 
-    ``sizes``: CPUs of their own, at least one each. ``shared``: pools without a CPU of their own, sorted; they have
-    ``shared_cpus`` (one, or none without any CPU) together.
+    ``shared``: pools without a CPU of their own, sorted; one CPU is left for all of them, if there is any.
     """
 
     sizes: Mapping[str, int]
     shared: tuple[str, ...] = ()
-    shared_cpus: int = 0
 
 
 def regulate(
@@ -88,12 +83,12 @@ def regulate(
 ) -> PoolSize:
     """One step of a pool's size towards its demand.
 
-    A pool without a previous size gets its demand at once. ``threads``: per core, for whole cores. An unchanged size is
-    returned with the demand and the reason of the moment at which it was decided: a value that followed each sample
-    would make every plan differ from the one before. A clock that went back is a reboot: steps are taken as due, and
-    the times start again.
+    A pool without a previous size gets its demand at once. ``threads``: of a core; a pool that ends in the middle of
+    one shares the core's caches with its neighbour. An unchanged size is returned with the demand and the reason of the
+    moment at which it was decided: a value that followed each sample would make every plan differ from the one before.
+    A clock that went back is a reboot: steps are taken as due, and the times start again.
     """
-    unit = max(1, threads) if config.whole_cores else 1
+    unit = max(1, threads)
     target = _target(wanted_milli, unit, config)
     text = f"demand with margin {fmt.cpu(wanted_milli)}: {fmt.plural(target, 'CPU')}"
     if previous is None:
@@ -127,67 +122,55 @@ def regulate(
 
 def next_sizes(cpus: int, config: SizeConfig, *, threads: int = 1) -> NextSizes:
     """One step down and one step up from a size, and the demands that `regulate` takes them for."""
-    unit = max(1, threads) if config.whole_cores else 1
+    unit = max(1, threads)
     lower, upper = _below(cpus, unit), _round_up(cpus + 1, unit)
     return NextSizes(
         lower=lower,
         shrinks_at=max(0, _most(lower, config) - _NOISE_MILLI * unit),
         noise=_NOISE_MILLI * unit,
-        upper=upper,
         grows_at=max(0, _most(upper - unit, config) + 1),
     )
 
 
-def granted(size: PoolSize, cpus: int, previous: PoolSize | None, now: float | None = None) -> PoolSize:
+def granted(size: PoolSize, cpus: int, previous: PoolSize | None, now: float) -> PoolSize:
     """A regulated size after `fit` gave the pool ``cpus``; the previous value where that is what it had already.
 
-    ``now``: the size changes at this time if the pool has other CPUs than before (None: as regulated).
+    ``now``: the size changes at this time if the pool has other CPUs than before.
     """
     if previous is not None and cpus == previous.cpus and size.asked == previous.asked:
         return previous
     reason = size.reason.partition(_REDUCED)[0]
-    at = size.changed_at
-    if now is not None and (previous is None or previous.cpus != cpus):
-        at = now
+    at = now if previous is None or previous.cpus != cpus else size.changed_at
     if cpus >= size.asked:
         return replace(size, cpus=size.asked, asked_cpus=0, changed_at=at, reason=reason)
     reason += f"{_REDUCED}{cpus}: the pools do not all fit"
     return replace(size, cpus=cpus, asked_cpus=size.asked, changed_at=at, reason=reason)
 
 
-def fit(sizes: Mapping[str, int], available: int, minimums: Mapping[str, int]) -> FittedSizes:
+def fit(sizes: Mapping[str, int], available: int) -> FittedSizes:
     """Cut the pools to ``available`` CPUs where they do not fit; where they do, each keeps its request.
 
-    A pool requests its size, but at least its minimum and one CPU. The rule where the sum is too large:
+    A pool requests its size, but at least one CPU. The rule where the sum is too large:
 
-    1. Each pool's share is its part of ``available`` in proportion to its request; a pool whose share is below its
-       minimum (or below one CPU) has the minimum, and the others divide the rest in the same way.
-    2. Where even the minimums do not fit, they take the place of the sizes, and one CPU that of the minimums.
-    3. Shares are rounded down, and the CPUs left over are given one each to the largest remainders; of equal ones to
+    1. Each pool's share is its part of ``available`` in proportion to its request; a pool whose share is below one CPU
+       has one, and the others divide the rest in the same way.
+    2. Shares are rounded down, and the CPUs left over are given one each to the largest remainders; of equal ones to
        the pool with the larger request, then to the lower name.
-    4. With fewer CPUs than pools, the pools with the smallest requests (of equal ones the higher names) share one CPU,
+    3. With fewer CPUs than pools, the pools with the smallest requests (of equal ones the higher names) share one CPU,
        and the others have one each.
 
-    So every size is less than one CPU away from its exact share, a larger request never results in less, and among
-    pools of equal minimum never in less than a smaller request gets. No rule of this kind can guarantee one thing as
-    well (Balinski and Young): when a CPU is added, a pool may lose one, though never more. CPUs that are not requested
-    are left to the caller.
+    So every size is less than one CPU away from its exact share, and a larger request never results in less, nor in
+    less than a smaller one gets. No rule of this kind can guarantee one thing as well (Balinski and Young): when a CPU
+    is added, a pool may lose one, though never more. CPUs that are not requested are left to the caller.
     """
-    numbers = {name: max(size, minimums.get(name, 0), 1) for name, size in sizes.items()}
+    numbers = {name: max(size, 1) for name, size in sizes.items()}
     if sum(numbers.values()) <= available:
         return FittedSizes(sizes={name: numbers[name] for name in sorted(numbers)})
     if available < len(numbers):
         order = sorted(numbers, key=lambda name: (-numbers[name], -sizes[name], name))
         own = order[: max(0, available - 1)]
-        return FittedSizes(
-            sizes=dict.fromkeys(sorted(own), 1),
-            shared=tuple(sorted(set(order) - set(own))),
-            shared_cpus=min(1, max(0, available)),
-        )
-    least = {name: max(1, min(minimums.get(name, 0), numbers[name])) for name in numbers}
-    if sum(least.values()) > available:
-        numbers, least = least, dict.fromkeys(numbers, 1)
-    return FittedSizes(sizes=proportional(numbers, least, available, sizes))
+        return FittedSizes(sizes=dict.fromkeys(sorted(own), 1), shared=tuple(sorted(set(order) - set(own))))
+    return FittedSizes(sizes=proportional(numbers, dict.fromkeys(numbers, 1), available, sizes))
 
 
 def proportional(
@@ -195,7 +178,7 @@ def proportional(
 ) -> Mapping[str, int]:
     """All CPUs in proportion to positive ``numbers``, none below ``least``, which fit together; ``sizes`` settle a tie.
 
-    Steps 1 and 3 of the rule of `fit`, in whole numbers: a share is ``room * number // total``.
+    Steps 1 and 2 of the rule of `fit`, in whole numbers: a share is ``room * number // total``.
     """
     fixed: dict[str, int] = {}
     while True:
@@ -211,11 +194,7 @@ def proportional(
     order = sorted(rest, key=lambda name: (-(room * numbers[name] % total), -numbers[name], -sizes[name], name))
     for name in order[:over]:
         result[name] += 1
-    return _sorted(result.items(), fixed.items())
-
-
-def _sorted(*parts: Iterable[tuple[str, int]]) -> Mapping[str, int]:
-    return dict(sorted(pair for part in parts for pair in part))
+    return dict(sorted((result | fixed).items()))
 
 
 def _below(cpus: int, unit: int) -> int:

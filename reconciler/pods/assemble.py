@@ -43,6 +43,11 @@ kubelet does not list the pod (`reconciler.pods.metadata`).
 The kubelet has the whole spec; CRI has labels and annotations; a manifest has its file's content; a bundle has names
 and the annotations that the runtime is configured to pass on.
 """
+_OR_UNKNOWN: Final = (
+    *("namespace", "name", "labels", "annotations", "qos"),
+    *("priority_class", "priority", "owner", "ip", "grace_s"),
+)
+"""Fields of which None is "unknown"."""
 
 
 class ContainerInput(Struct, frozen=True, kw_only=True):
@@ -85,21 +90,14 @@ def merge_metas(uid: str, metas: Iterable[PodMeta]) -> PodMeta | None:
         return None
     merged = ordered[0]
     for weaker in ordered[1:]:
-        merged = PodMeta(
+        unknown = {name: getattr(weaker, name) for name in _OR_UNKNOWN if getattr(merged, name) is None}
+        merged = replace(
+            merged,
+            **unknown,
             uid=uid,
             source=f"{merged.source}+{weaker.source}",
-            namespace=merged.namespace if merged.namespace is not None else weaker.namespace,
-            name=merged.name if merged.name is not None else weaker.name,
-            labels=merged.labels if merged.labels is not None else weaker.labels,
-            annotations=merged.annotations if merged.annotations is not None else weaker.annotations,
-            qos=merged.qos if merged.qos is not None else weaker.qos,
-            priority_class=merged.priority_class if merged.priority_class is not None else weaker.priority_class,
-            priority=merged.priority if merged.priority is not None else weaker.priority,
-            owner=merged.owner if merged.owner is not None else weaker.owner,
-            ip=merged.ip if merged.ip is not None else weaker.ip,
             static=merged.static or weaker.static,
             deleting=merged.deleting or weaker.deleting,
-            grace_s=merged.grace_s if merged.grace_s is not None else weaker.grace_s,
             containers=_join(merged.containers, weaker.containers),
             overhead=merged.overhead if merged.overhead != Resources() else weaker.overhead,
             tolerates=merged.tolerates or weaker.tolerates,

@@ -112,7 +112,7 @@ def check_policy(policy: AnyPolicy) -> None:
     if not any((policy.decide_node, policy.decide_resources, policy.parents, policy.pod)):
         raise ValueError("decides nothing")
     if not issubclass(policy.config_type, PolicyConfig):
-        raise ValueError("its config must extend PolicyConfig")  # one kind of error  # noqa: TRY004  # one kind of error
+        raise ValueError("its config must extend PolicyConfig")  # noqa: TRY004  # one kind of error
     config = policy.config_type.__struct_config__
     if not config.frozen or not config.forbid_unknown_fields:
         raise ValueError("its config must be frozen and forbid unknown fields")

@@ -29,7 +29,7 @@ from reconciler.placement.claims import REFUSED
 from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import CpuDemand
 from reconciler.placement.floors import PoolFloors
-from reconciler.policies.base import OWN_CPUS, Policy, PolicyConfig, placed_cpus, whole_pod
+from reconciler.policies.base import OWN_CPUS, Policy, PolicyConfig, placed_cpus, setting_of, whole_pod
 from state.cpu import TopologyPolicy
 from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
@@ -79,9 +79,6 @@ class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
     # Ended containers whose CPUs a restart must not take for free; the oldest are forgotten.
     remember: ClassVar[int] = 256
-    # Kubernetes 106270: a preferred single-node CPU hint is better than a merged hint that no resource
-    # prefers.
-    prefer_cpu: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Load a site's plug-ins. Errors: `InputError` naming the plug-in that cannot be loaded."""
@@ -119,7 +116,6 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
         view.topology,
         loaded(config.placement),
         policy=config.topology_policy,
-        prefer_cpu=config.prefer_cpu,
         wishes={uid: pod.wish for uid, pod in view.pods.items()},
         affinity=view.kubelet.affinity,
         memory=_memory(view) if previous is not None else None,
@@ -167,17 +163,8 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ExclusiveConfig) -
         cpus = placed_cpus(pod, container, plan.pools)
         if cpus:
             own = f"{pod.uid}/{container.name or container.id}"
-            settings.append(
-                Setting(
-                    path=container.group.path,
-                    knob="cpu.set",
-                    value=cpus,
-                    policy=NAME,
-                    reason=plan.pools.reasons.get(f"{_WHY}{own}", "runs on its pod's exclusive CPUs"),
-                    pod_uid=pod.uid,
-                    container_id=container.id,
-                )
-            )
+            reason = plan.pools.reasons.get(f"{_WHY}{own}", "runs on its pod's exclusive CPUs")
+            settings.append(setting_of(pod, container, "cpu.set", cpus, policy=NAME, reason=reason))
     return settings
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Final
 from msgspec import Meta
 from msgspec.structs import replace
 
-from reconciler.policies.base import Policy, PolicyConfig, unsupported_reason
+from reconciler.policies.base import Policy, PolicyConfig, setting_of, unsupported_reason
 from state.model import NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
 from state.pod_index import index_of
@@ -36,10 +36,6 @@ class GroupIdentityConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknow
     online: ClassVar[Identity] = 2
     # The lowest.
     reclaimed: ClassVar[Identity] = -1
-
-    def __post_init__(self) -> None:
-        if self.reclaimed > self.online:
-            raise ValueError(f"reclaimed: {self.reclaimed} is above online: {self.online}; expected at most that")
 
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: GroupIdentityConfig) -> Pools:
@@ -62,13 +58,11 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: GroupIdentityConfi
         return []
     level = config.online if pod.pod_class.online else config.reclaimed
     reason = f"the pod is {pod.pod_class}"
-    settings = [_setting(pod.group.path, level, reason, pod.uid)]
-    settings += [_setting(container.group.path, level, reason, pod.uid, container.id) for container in pod.workload]
-    return settings
+    return [setting_of(pod, item, KNOB, level, policy=NAME, reason=reason) for item in (None, *pod.workload)]
 
 
-def _setting(path: str, value: int, reason: str, uid: str | None = None, cid: str | None = None) -> Setting:
-    return Setting(path=path, knob=KNOB, value=value, policy=NAME, reason=reason, pod_uid=uid, container_id=cid)
+def _setting(path: str, value: int, reason: str) -> Setting:
+    return Setting(path=path, knob=KNOB, value=value, policy=NAME, reason=reason)
 
 
 POLICY = Policy(

@@ -25,7 +25,7 @@ from typing import Annotated, ClassVar, Final
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from reconciler.policies.base import Policy, PolicyConfig, unsupported_reason
+from reconciler.policies.base import Policy, PolicyConfig, setting_of, unsupported_reason
 from state.model import NodeView, Pod, PodClass, Setting
 from state.network import BE_CLASS, InterfaceRequest, NetworkRequest
 from state.plan import NodePlan
@@ -140,20 +140,8 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NetworkConfig) -> 
     """The class of a BE pod's sockets: its directory, which newcomers copy, and its containers."""
     if pod.pod_class is not PodClass.RECLAIMED or plan.network is None or not plan.network.classes:
         return []
-    groups: list[tuple[str, str | None]] = [(pod.group.path, None)]
-    groups += [(container.group.path, container.id) for container in pod.workload]
-    return [
-        Setting(
-            path=path,
-            knob=KNOB,
-            value=BE_CLASS,
-            policy=NAME,
-            reason="BE traffic class on the managed interfaces",
-            pod_uid=pod.uid,
-            container_id=container,
-        )
-        for path, container in groups
-    ]
+    reason = "BE traffic class on the managed interfaces"
+    return [setting_of(pod, item, KNOB, BE_CLASS, policy=NAME, reason=reason) for item in (None, *pod.workload)]
 
 
 POLICY = Policy(

@@ -16,7 +16,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of, unsupported_reason
-from state.model import Container, NodeView, Pod, PodClass, Pools, Setting
+from state.model import NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
 
 NAME: Final = "qos_level"
@@ -42,19 +42,13 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: QosLevelConfig) ->
     """Offline for a BE pod and its containers; for an online one what it should be, where it is known to be offline."""
     if unsupported_reason(view, KNOB) is not None or not pod.classification.certain:
         return []
-    groups: list[tuple[str, Container | None]] = [(pod.group.path, None)]
-    groups += [(container.group.path, container) for container in pod.workload]
+    groups = (None, *pod.workload)
     if pod.pod_class is PodClass.RECLAIMED:
-        if any(container is not None and owns_cpus(pod, container, plan.pools) for _, container in groups):
+        if any(owns_cpus(pod, container, plan.pools) for container in pod.workload):
             return []
-        return [
-            setting_of(pod, container, KNOB, OFFLINE, policy=NAME, reason="the pod is BE") for _, container in groups
-        ]
-    return [
-        setting_of(pod, container, KNOB, 0, policy=NAME, reason="the pod is online")
-        for path, container in groups
-        if view.actual.get((path, KNOB)) == OFFLINE
-    ]
+        return [setting_of(pod, item, KNOB, OFFLINE, policy=NAME, reason="the pod is BE") for item in groups]
+    online = [setting_of(pod, item, KNOB, 0, policy=NAME, reason="the pod is online") for item in groups]
+    return [setting for setting in online if view.actual.get(setting.key) == OFFLINE]
 
 
 POLICY = Policy(

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "reclaimed"
 _AS_EVER: Final = PlacementConfig()
-"""Rules that leave the choice to `pick.choose`, which follows the built-in ones by itself."""
+"""Rules that leave the choice to `choose_cpus`, which follows the built-in ones by itself."""
 
 
 def choose_cpus(

@@ -253,7 +253,7 @@ def _divide(
             together += keys
             continue
         room = min(len(cpu_set) - taken, len(free) - leave - sum(sizes.values()) - later)
-        cut = fit({key: request.cpus[key] for key in keys}, max(1, room), {})
+        cut = fit({key: request.cpus[key] for key in keys}, max(1, room))
         own = dict(cut.sizes)
         if cut.shared and len(own) < room:
             # They run in the default pool, which has a CPU of its own: one CPU more for a pool of this node.
@@ -266,7 +266,7 @@ def _divide(
     owed = sum(request.cpus[key] for key in together)
     if owed:
         unbound[DEFAULT] = owed + unbound[DEFAULT] if found.pods[DEFAULT] else max(owed, unbound[DEFAULT])
-    cut = fit(unbound, room, {})
+    cut = fit(unbound, room)
     sizes |= cut.sizes
     together += [key for key in cut.shared if key != DEFAULT]
     if DEFAULT not in sizes or cut.shared or not separate:

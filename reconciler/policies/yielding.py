@@ -5,7 +5,7 @@ Or the least weight of the besteffort directory, where the idle class policy lea
 
 What is in force is read from the kernel, never from the configuration. Group side: ``cpu.idle`` of the pod's directory
 (Linux 5.15), openEuler's ``cpu.qos_level``, Anolis' ``cpu.bvt_warp_ns``. Thread side (SCHED_IDLE): only where the
-kernel compares tasks of different groups by it, see `threads_count`; containers with threads of another policy are not
+kernel compares tasks of different groups by it, see `scheduler_of`; containers with threads of another policy are not
 among `NodeView.idle_threads`.
 
 Neither reaches beyond the directories that it is in (measured: docs/cpu.md). The CPU is divided among sibling groups
@@ -42,11 +42,6 @@ def scheduler_of(release: str) -> KernelScheduler:
     if number is None:
         return KernelScheduler(threads_yield=False)
     return KernelScheduler(threads_yield=number < _WITHIN_GROUPS, eevdf=has_eevdf(release))
-
-
-def threads_count(release: str) -> bool:
-    """Whether SCHED_IDLE of a thread is effective beyond its own group in this kernel; False where it is not known."""
-    return scheduler_of(release).threads_yield
 
 
 def obstacle(view: NodeView, pools: Pools) -> str | None:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.headroom.cpu import HeadroomConfig, HeadroomLaw, HeadroomSample
+from reconciler.headroom.cpu import HeadroomConfig, HeadroomLaw
 from reconciler.headroom.law_track import LawTrack
 from reconciler.headroom.memory import update
 from reconciler.headroom.peaks import NodeReading, PodReading
 from reconciler.headroom.promises import NodePromises, PromiseHour
+from reconciler.headroom.smoothing import SmoothedReading
 from state.memory import NodeMemoryReading
 from state.model import Pools
 
@@ -152,7 +153,7 @@ def _minutes(
                 cpu[work.name] += use * STEP_S / 60
                 busy += use * pods[work.name]
             idle = max(0, int(1000 * CPUS - busy))
-            sample = HeadroomSample(cpus={0: CpuSet.span(CPUS)}, supply={0: idle}, budget=1000 * CPUS)
+            sample = SmoothedReading(tops={0: 1000 * CPUS}, supply={0: idle}, budget=1000 * CPUS)
             track.add_cpu(sample, _POOLS, at_s)
         used = _SYSTEM_BYTES + sum(memory[name] * count for name, count in pods.items())
         node = NodeMemoryReading(total_bytes=TOTAL, available_bytes=max(0, int(TOTAL - used)), age_s=0.0)

@@ -10,7 +10,7 @@ from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.table import PoliciesConfig
-from reconciler.policies.yielding import scheduler_of, threads_count
+from reconciler.policies.yielding import scheduler_of
 from tests.protection.idle import QUOTAS, Kernel, measured, quota_table, tables
 from tests.protection.report import read_record
 from tests.reconciler.nodes import MAINLINE, node, pod
@@ -74,7 +74,7 @@ def test_beside_the_least_weight_a_quota_makes_online_pods_wait(kernel: Kernel) 
 def test_threads_count_where_idle_threads_of_another_group_are_preempted(kernel: Kernel) -> None:
     usual, idle = (FOUND.waits[kernel, f"beside equal{side}"]["light"]["at_once"] for side in ("", " threads"))
     assert usual < SERVED
-    assert (idle > SERVED) is threads_count(f"{kernel.series}.0")
+    assert (idle > SERVED) is scheduler_of(f"{kernel.series}.0").threads_yield
 
 
 def placed(kernel: Kernel, cpus: int, kept: int) -> dict[str, float]:

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from cgroupfs.log import get_log
 from reconciler.alerts.incident import Incident, stamp
-from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetup
+from reconciler.alerts.sinks.base import AlertSink, SinkError, SinkKind, SinkSetup
 from reconciler.clients.endpoint import check_url, masked_url
 from reconciler.clients.http_config import TlsTrust
 
@@ -61,7 +61,7 @@ class AlertmanagerSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown
 
 
 @final
-class AlertmanagerSink(BaseSink):
+class AlertmanagerSink(AlertSink):
     """`AlertSink`."""
 
     def __init__(self, setup: SinkSetup) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -71,36 +71,22 @@ def check_kind(kind: AnySinkKind) -> None:
         raise ValueError("its config must be frozen and forbid unknown fields")
 
 
-class AlertSink(Protocol):
+class AlertSink:
     """One of them. Only one `send` runs at a time; it may be cancelled at any await."""
 
-    @property
-    def most(self) -> int | None:
-        """How many notices one `send` may have; None: any number."""
-
-    @property
-    def resend_s(self) -> float | None:
-        """A state is sent this often until it ends; None: once."""
-
-    @property
-    def repeat_s(self) -> float | None:
-        """Further alerts of one incident are sent after this, whatever the configuration; None: as configured."""
+    most: int | None = None
+    """How many notices one `send` may have; None: any number."""
+    resend_s: float | None = None
+    """A state is sent this often until it ends; None: once."""
+    repeat_s: float | None = None
+    """Further alerts of one incident are sent after this, whatever the configuration; None: as configured."""
 
     async def send(self, notices: Sequence[Incident]) -> None:
         """Send these. Errors: `SinkError`; then all of them are sent again."""
-
-    async def aclose(self) -> None: ...
-
-
-class BaseSink:
-    """Common defaults of sinks: any number at once, each sent once."""
-
-    most: int | None = None
-    resend_s: float | None = None
-    repeat_s: float | None = None
+        raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Close what is held: nothing, by default."""
 
 
 class SinkContext(Struct, frozen=True, kw_only=True):

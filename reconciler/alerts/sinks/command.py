@@ -6,7 +6,7 @@ from typing import Annotated, Final, final
 from msgspec import Meta, Struct
 
 from reconciler.alerts.incident import Incident, document
-from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetup
+from reconciler.alerts.sinks.base import AlertSink, SinkError, SinkKind, SinkSetup
 
 _TERM_S: Final = 1.0
 _NEVER: Final = 65
@@ -30,7 +30,7 @@ class CommandSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 @final
-class CommandSink(BaseSink):
+class CommandSink(AlertSink):
     """`AlertSink`. Exit code 0: delivered; 65 (EX_DATAERR): never try this one again; anything else: try again."""
 
     def __init__(self, setup: SinkSetup) -> None:

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from cgroupfs.errors import errno_name
 from reconciler.alerts.incident import Incident, lines
-from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetup
+from reconciler.alerts.sinks.base import AlertSink, SinkError, SinkKind, SinkSetup
 
 
 class FileSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,7 +23,7 @@ class FileSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 @final
-class FileSink(BaseSink):
+class FileSink(AlertSink):
     """`AlertSink`. The file is opened again each time, so that it may be moved away."""
 
     def __init__(self, setup: SinkSetup) -> None:

@@ -18,7 +18,7 @@ from cgroupfs.errors import errno_name
 from cgroupfs.log import get_log
 from reconciler.alerts.alert import AlertKind, Severity
 from reconciler.alerts.incident import Incident, line
-from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetup
+from reconciler.alerts.sinks.base import AlertSink, SinkError, SinkKind, SinkSetup
 
 MESSAGE_IDS: Final[Mapping[AlertKind, str]] = {
     AlertKind.INTERFERENCE: "40f9f98977de42b1a411b4e9d35fd801",
@@ -58,7 +58,7 @@ class JournalSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 @final
-class JournalSink(BaseSink):
+class JournalSink(AlertSink):
     """`AlertSink`.
 
     Where no journal listens, alerts are written to the daemon's own log, and a log line reports it once.

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from cgroupfs.errors import SourceError
 from reconciler.alerts.alert import Severity
 from reconciler.alerts.incident import Incident, stamp
-from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetup
+from reconciler.alerts.sinks.base import AlertSink, SinkError, SinkKind, SinkSetup
 
 if TYPE_CHECKING:
     from reconciler.clients.http import HttpResponse
@@ -38,7 +38,7 @@ class KubernetesSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 @final
-class KubernetesSink(BaseSink):
+class KubernetesSink(AlertSink):
     """`AlertSink`."""
 
     def __init__(self, setup: SinkSetup) -> None:

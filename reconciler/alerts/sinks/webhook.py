@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from reconciler.alerts.alert import Alert, AlertKind
 from reconciler.alerts.incident import Incident, document, entry, line, stamp
-from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetup
+from reconciler.alerts.sinks.base import AlertSink, SinkError, SinkKind, SinkSetup
 from reconciler.clients.endpoint import MASK, check_url, masked_url
 from reconciler.clients.http_config import TlsTrust, check_headers, read_line
 
@@ -170,7 +170,7 @@ class WebhookSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 @final
-class WebhookSink(BaseSink):
+class WebhookSink(AlertSink):
     """`AlertSink`."""
 
     def __init__(self, setup: SinkSetup) -> None:

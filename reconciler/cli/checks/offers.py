@@ -9,7 +9,7 @@ from reconciler.cli.nodeview import InspectedNode, read_text
 from reconciler.config.load import value_at
 from reconciler.config.model import Config
 from reconciler.config.presets import LEVELS, ROWS, Facility, LevelEffect, NodeOffers, effects, rows_of
-from reconciler.policies.yielding import threads_count
+from reconciler.policies.yielding import scheduler_of
 from resctrl.capability import ResctrlStatus, read_capability
 
 
@@ -24,7 +24,7 @@ def offers_of(node: InspectedNode) -> NodeOffers:
     release = (read_text(node.root, "proc/sys/kernel/osrelease") or "").strip()
     groups = value_at(node.config, "policies.idle_class.group")
     unused: dict[str, str] = {}
-    if groups and "cpu.idle" in node.knobs and not threads_count(release):
+    if groups and "cpu.idle" in node.knobs and not scheduler_of(release).threads_yield:
         unused["policies.idle_class.threads"] = (
             "the groups have the idle class; from Linux 6.6 on threads beside it harm"
         )

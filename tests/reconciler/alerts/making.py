@@ -11,7 +11,7 @@ from reconciler.alerts.alert import Alert, AlertKind, Severity
 from reconciler.alerts.config import AlertsConfig
 from reconciler.alerts.dispatcher import AlertDispatcher
 from reconciler.alerts.incident import Incident, Incidents
-from reconciler.alerts.sinks.base import AlertSink, BaseSink, SinkError, SinkSetup
+from reconciler.alerts.sinks.base import AlertSink, SinkError, SinkSetup
 from reconciler.alerts.sinks.journal import JournalSinkConfig
 from reconciler.alerts.sinks.table import SinkSection
 from state.reader import open_readonly
@@ -31,7 +31,7 @@ def told(notices: Sequence[Incident]) -> list[tuple[str, int]]:
     return [(incident.alert.key, incident.count) for incident in notices]
 
 
-class FakeSink(BaseSink):
+class FakeSink(AlertSink):
     """`AlertSink`: remembers what it took and when; ``errors`` are raised first, one a call."""
 
     def __init__(self, setup: SinkSetup) -> None:

@@ -27,7 +27,7 @@ from reconciler.alerts.sinks.journal import JournalSinkConfig
 from reconciler.alerts.sinks.table import SinkSection
 from reconciler.alerts.alert import Alert, AlertKind
 from reconciler.alerts.config import AlertsConfig
-from reconciler.alerts.sinks.base import BaseSink, SinkSetup
+from reconciler.alerts.sinks.base import AlertSink, SinkSetup
 from reconciler.alerts.dispatcher import AlertDispatcher
 from state.store import Store
 from tests.reconciler.alerts.durable import keep
@@ -44,7 +44,7 @@ def append(name, text):
     with open(f"{directory}/{name}", "a") as file:
         file.write(text + "\\n")
 
-class Sink(BaseSink):
+class Sink(AlertSink):
     def __init__(self, setup):
         self.name = setup.name
     async def send(self, notices):

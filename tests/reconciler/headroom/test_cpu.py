@@ -36,6 +36,7 @@ def sample(*supply: int | None, count: int = 8, budget: int = 1_000_000) -> Head
     known = {node: milli for node, milli in enumerate(supply) if milli is not None}
     return HeadroomSample(
         cpus={node: CpuSet.span(count) for node in range(len(supply))},
+        tops=dict.fromkeys(range(len(supply)), 1000 * count),
         supply=known if len(known) == len(supply) else None,
         budget=budget,
     )
@@ -157,7 +158,9 @@ def test_one_bad_second_costs_a_mean_of_the_window_only() -> None:
 def test_cpus_that_leave_the_pools_leave_the_promise_at_once() -> None:
     state = run([sample(4000, 4000)] * 20)[-1]
     assert state.amounts == {0: 4000, 1: 4000}
-    gone = HeadroomSample(cpus={0: CpuSet.span(1), 1: CpuSet()}, supply={0: 900, 1: 0}, budget=10_000)
+    gone = HeadroomSample(
+        cpus={0: CpuSet.span(1), 1: CpuSet()}, tops={0: 1000, 1: 0}, supply={0: 900, 1: 0}, budget=10_000
+    )
     assert step(state, gone, 201.0, CONFIG.smoothing).amounts == {0: 1000, 1: 0}
 
 

@@ -10,7 +10,7 @@ def broken(side: PromiseSum) -> float:
 
 
 def test_predicted_peaks_keep_what_recent_use_breaks_and_promise_less() -> None:
-    recent, histogram = (run("a peak of 3 h a day", law) for law in HeadroomLaw)
+    recent, histogram = (run("a peak of 3 h a day", law, days=2, warm_up_days=1) for law in HeadroomLaw)
     assert broken(recent.peak.cpu) > 0.5
     assert broken(recent.peak.memory) > 0.3
     assert recent.peak.cpu.most_missing > 20_000
@@ -23,5 +23,5 @@ def test_predicted_peaks_keep_what_recent_use_breaks_and_promise_less() -> None:
 
 def test_under_a_steady_load_both_laws_keep_their_promise() -> None:
     for law in HeadroomLaw:
-        figures = run("steady", law)
+        figures = run("steady", law, days=2, warm_up_days=1)
         assert broken(figures.all.cpu) == broken(figures.all.memory) == 0.0

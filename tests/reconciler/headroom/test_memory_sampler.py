@@ -24,6 +24,7 @@ BESTEFFORT = "/kubepods/besteffort"
 PLAN = NodePlan(
     pools=Pools(online_cpus=CpuSet.span(2), reserved=EMPTY, dedicated={}, shared=EMPTY, reclaimed=EMPTY, budget_milli=0)
 )
+CONFIG = varied(HeadroomConfig(), report_s=10)
 
 
 class Known(Struct):
@@ -43,12 +44,12 @@ class Machine:
         self.known, self.clock = Known(), Clock()
         self.plan: NodePlan | None = PLAN
         self.kernel.make_group(BESTEFFORT)
-        usage = UsageReader(Hierarchy.detect(root), ops=self.kernel)
-        config = varied(HeadroomConfig(), report_s=10)
-        self.memory = MemoryHeadroom(
-            config, usage, self.known, lambda: self.plan, changed=lambda: None, clock=self.clock
-        )
-        self.report = HeadroomReport(config, memory=self.memory, clock=self.clock, wall=self.clock.wall)
+        self.usage = UsageReader(Hierarchy.detect(root), ops=self.kernel)
+        self.memory = self.made()
+        self.report = HeadroomReport(CONFIG, memory=self.memory, clock=self.clock, wall=self.clock.wall)
+
+    def made(self) -> MemoryHeadroom:
+        return MemoryHeadroom(CONFIG, self.usage, self.known, lambda: self.plan, changed=lambda: None, clock=self.clock)
 
     def add(self, uid: str, cls: PodClass, qos: QosClass, gigas: int) -> None:
         item = pod(uid, cls=cls, qos=qos)
@@ -112,25 +113,11 @@ async def test_it_is_told_beside_the_cpus_kept_and_gone_on_with(machine: Machine
     assert kept is not None
     assert (kept.memory_bytes, kept.memory_at) == (5 * GIGA, machine.clock.wall())
     machine.clock.now += 60
-    fresh = MemoryHeadroom(
-        machine.memory.config,
-        machine.memory._usage,
-        machine.known,
-        lambda: PLAN,
-        changed=lambda: None,
-        clock=machine.clock,
-    )
+    fresh = machine.made()
     HeadroomReport(machine.memory.config, kept, memory=fresh, clock=machine.clock, wall=machine.clock.wall)
     assert fresh.state.total == 5 * GIGA
     machine.clock.now += 600
-    late = MemoryHeadroom(
-        machine.memory.config,
-        machine.memory._usage,
-        machine.known,
-        lambda: PLAN,
-        changed=lambda: None,
-        clock=machine.clock,
-    )
+    late = machine.made()
     HeadroomReport(machine.memory.config, kept, memory=late, clock=machine.clock, wall=machine.clock.wall)
     assert late.state.total == 0
 

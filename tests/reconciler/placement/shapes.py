@@ -1,7 +1,9 @@
 """Machines for placement tests: regular ones from a few numbers, the kubelet's own, odd ones."""
 
-from collections.abc import Callable, Collection
-from typing import Any
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -10,6 +12,17 @@ from reconciler.placement.demand import CpuDemand
 from reconciler.placement.hints import CPU
 from reconciler.placement.resource_hints import ResourceCapacity
 from state.topology import Cpu, CpuKind, Topology, uniform
+
+CPU_S: Final = 5.0
+"""Ten times what the longest bounded search takes; without its bound it takes hours."""
+
+
+@contextmanager
+def at_most(cpu_s: float) -> Iterator[None]:
+    """Fails where the block uses more CPU time of this thread."""
+    began = time.thread_time()
+    yield
+    assert time.thread_time() - began < cpu_s
 
 
 def shape(*, sockets: int = 1, nodes: int = 1, l3: int | None = None, cores: int, threads: int = 2) -> Topology:

@@ -9,7 +9,15 @@ from reconciler.placement.chain import load
 from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import Allocation, CpuDemand
 from state.topology import NumaNode, Topology, uniform
-from tests.reconciler.placement.shapes import SINGLE_SOCKET_HT, demand, shape, with_efficiency, without
+from tests.reconciler.placement.shapes import (
+    CPU_S,
+    SINGLE_SOCKET_HT,
+    at_most,
+    demand,
+    shape,
+    with_efficiency,
+    without,
+)
 
 # Two sockets, four nodes, eight L3 domains, 32 cores: node 0 is 0-7 and 32-39, its L3 domains 0-3 and 4-7.
 BIG = shape(sockets=2, nodes=4, l3=8, cores=32)
@@ -266,23 +274,17 @@ LARGE = {threads: shape(sockets=8, nodes=16, l3=128, cores=1024 // threads, thre
 
 @pytest.mark.parametrize("full", [False, True], ids=["threads", "full cores"])
 @pytest.mark.parametrize("threads", [1, 2], ids=["no SMT", "SMT"])
-@pytest.mark.parametrize("count", [1, 20, 200])
-def test_the_work_is_linear_in_demands_and_domains_on_a_large_machine(count: int, threads: int, full: bool) -> None:
+def test_the_work_on_a_large_machine_is_bounded(threads: int, full: bool) -> None:
     topology = LARGE[threads]
     demands = [
         demand(f"p{number:03}", 1 + number * 7 % 9, full_cores=full, distribute=number % 3 == 0)
-        for number in range(count)
+        for number in range(200)
     ]
-    got = allocate(demands, topology.online, topology)
-    # Per demand: the whole cores once, and for each of at most two pools the domains of three levels and a few cores.
-    domains = 1024 // threads + 128 + 16 + 8
-    assert got.steps <= count * 2 * domains
+    with at_most(CPU_S):
+        got = allocate(demands, topology.online, topology)
     held = [
         replace(cpu_demand, held=got.cpus[cpu_demand.key])
         for cpu_demand in demands
         if cpu_demand.key not in got.refused
     ]
-    kept = allocate(held, topology.online, topology)
-    assert kept.cpus == got.cpus
-    # Who stays is looked at once, and its cores once.
-    assert kept.steps <= count * (3 + 9)
+    assert allocate(held, topology.online, topology).cpus == got.cpus

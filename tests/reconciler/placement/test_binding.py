@@ -24,7 +24,7 @@ APART = CpuPreferences(apart=AntiAffinity.NODE)
 
 
 def bound(topology: Topology, *demands: CpuDemand, free: str | None = None, **more: Any) -> NodeBinding:
-    settings: dict[str, Any] = {"policy": BEST, "prefer_cpu": True, "wishes": {}, "affinity": {}} | more
+    settings: dict[str, Any] = {"policy": BEST, "wishes": {}, "affinity": {}} | more
     return bind(demands, topology.online if free is None else CpuSet.parse(free), topology, **settings)
 
 
@@ -210,17 +210,13 @@ def test_memory(known: NumaFreeMemory | None, demands: tuple[CpuDemand, ...], ex
 
 
 def test_memory_that_the_kubelet_has_given_out_counts_instead() -> None:
-    binding = bound(
-        TWO, demand("a", 2), memory=memory(0, 60, a=20), affinity={"a/c": {"memory": CpuSet([0])}}, prefer_cpu=False
-    )
+    binding = bound(TWO, demand("a", 2), memory=memory(0, 60, a=20), affinity={"a/c": {"memory": CpuSet([0])}})
     assert nodes(binding) == {"a": "0"}
     assert binding.reasons["a/c"] == "cpu and memory on NUMA node 0"
 
 
-@pytest.mark.parametrize(("prefer_cpu", "expected"), [(True, "1"), (False, "0")], ids=["the CPUs'", "the merge's"])
-def test_memory_and_cpus_that_are_not_together(prefer_cpu: bool, expected: str) -> None:
-    """The CPUs are free on node 1 only, the memory on node 0: where the CPUs are is decided by prefer_cpu."""
-    known = memory(60, 10, a=20)
-    binding = bound(TWO, demand("a", 3), free="0-1,4-7", memory=known, prefer_cpu=prefer_cpu)
-    assert str(CpuSet(binding.demands[0].nodes)) in {expected, "0-1"}
+def test_memory_and_cpus_that_are_not_together() -> None:
+    """The CPUs are free on node 1 only, the memory on node 0: where the CPUs are decides."""
+    binding = bound(TWO, demand("a", 3), free="0-1,4-7", memory=memory(60, 10, a=20))
+    assert binding.demands[0].nodes == (1,)
     assert "not all on the same nodes" in binding.reasons["a/c"]

@@ -33,7 +33,6 @@ def chosen(
         topology,
         chain or default_chain(),
         policy=TopologyPolicy.BEST_EFFORT,
-        prefer_cpu=True,
         wishes=wishes,
         affinity={},
     )

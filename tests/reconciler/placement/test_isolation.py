@@ -240,6 +240,6 @@ def test_constant_input_is_at_rest_once_pods_are_locked_in(
     load = {"a": 9000.0, "d": 9000.0, "e": 100.0}
     pools = first = lived(view, load, given, steps=60, step_s=30.0)
     assert isolated(first).keys() == {"a", "d"}
-    for step in range(200):
+    for step in range(80):
         pools = lived(view, load, given, pools, steps=1, at=4000.0 + 7.0 * step)
         assert (pools.named, pools.shared, pools.isolation) == (first.named, first.shared, first.isolation)

@@ -7,8 +7,8 @@ import pytest
 from tests.reconciler.placement.scenes import Scene, play
 
 WHOLE = "BYPASSD_SEARCH" in os.environ
-SCENES = 10_000 if WHOLE else 200
-PARTS = 20
+SCENES = 10_000 if WHOLE else 100
+PARTS = 10
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -20,7 +20,7 @@ def test_what_fits_is_neither_cut_nor_moved_off_its_node(part: int) -> None:
 
 @pytest.mark.parametrize("nodes", range(1, 13))
 def test_on_machines_of_one_to_twelve_nodes(nodes: int) -> None:
-    each = 100 if WHOLE else 5
+    each = 100 if WHOLE else 2
     found = {seed: faults for seed in range(each) if (faults := play(seed, nodes=nodes))}
     assert found == {}
 

@@ -1,4 +1,4 @@
-"""The order in which a bound pod's nodes are tried: the node that loses the fewest whole cores first."""
+"""The order in which a bound pod's nodes are tried: first those that lose the fewest whole cores, then the emptier."""
 
 from collections.abc import Mapping
 
@@ -29,3 +29,10 @@ def test_a_pod_breaks_no_core_that_others_need_whole(
 ) -> None:
     seats = NodeSeats(cpus, NodeRivals(cores=cores, threads=2))
     assert seats.nodes(SeatRequest("a", "p", 1000), unshared=0) == expected
+
+
+def test_among_equals_the_node_with_the_least_requests_per_cpu_is_first() -> None:
+    seats = NodeSeats({0: 4, 1: 8}, NodeRivals())
+    seats.join(0, "x", 1000)
+    seats.join(1, "x", 1500)
+    assert seats.nodes(SeatRequest("a", "p", 1000), unshared=0) == [1, 0]

@@ -245,7 +245,7 @@ def test_a_need_that_varies_by_some_percent_moves_nothing(uses: list[int]) -> No
     assert changes <= 2
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(st.lists(st.tuples(st.integers(0, 300), st.floats(0, 1)), min_size=300, max_size=300))
 def test_it_is_lowered_slowly_whatever_is_measured(pairs: list[tuple[int, float]]) -> None:
     weights = run([replace(IDLE, use_milli=use, waits=waits) for use, waits in pairs])

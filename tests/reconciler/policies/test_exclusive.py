@@ -269,6 +269,15 @@ def test_wishes(first: dict[str, object], second: dict[str, object], expected: s
     assert f"{after.dedicated['a/main']} | {after.dedicated['b/main']}" == expected
 
 
+def test_the_reason_of_the_choice_is_told_for_as_long_as_the_cpus_are_the_same() -> None:
+    view = node(dedicated("a", spread_cores=True), topology=SMT)
+    first = plan_pools(view, None, CONFIG)
+    kept, why = plan_pools(view, first, CONFIG), "dedicated/a/main"
+    assert kept.reasons[why] == first.reasons[why]
+    larger = plan_pools(node(dedicated("a", app("main", 4000), spread_cores=True), topology=SMT), kept, CONFIG)
+    assert larger.reasons[why] != first.reasons[why]
+
+
 def test_a_required_wish_that_cannot_be_had_is_told() -> None:
     view = node(dedicated("a", app("main", 9000), spread_cores=True, strict_cores=True), topology=SMT)
     pools = plan_pools(view, None, CONFIG)
@@ -370,7 +379,7 @@ def test_who_comes_back_does_not_take_what_another_has_taken_over() -> None:
     ((owner, own),) = first.dedicated.items()
     other = next(name for name in ("c0", "c1") if f"a/{name}" != owner)
     between = plan_pools(node(dedicated("a", app(other, 2000)), topology=4), first, CONFIG)
-    assert between.dedicated == {f"a/{other}": own}
+    assert (between.dedicated, between.remembered) == ({f"a/{other}": own}, {})
     assert plan_pools(both, between, CONFIG).dedicated == {f"a/{other}": own}
 
 

@@ -12,7 +12,7 @@ from reconciler.policies.harm import HarmConfig
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm
 from reconciler.policies.table import PoliciesConfig
-from reconciler.policies.yielding import scheduler_of, threads_count
+from reconciler.policies.yielding import scheduler_of
 from state.cpu import HarmReading
 from state.measures import Restrictions
 from state.model import NodeView, Phase, Pod, Pools, Resources
@@ -221,7 +221,7 @@ def test_the_directory_of_be_pods_has_to_come_last_too(actual: dict[tuple[str, s
     ],
 )
 def test_threads_of_other_groups_yield_up_to_linux_6_5(release: str, effective: bool) -> None:
-    assert threads_count(release) is effective
+    assert scheduler_of(release).threads_yield is effective
 
 
 def test_a_container_in_creation_or_its_first_seconds_changes_no_law() -> None:

@@ -104,7 +104,7 @@ def test_over_a_window_it_uses_its_limit_on_average() -> None:
         used.append(use)
         state = one(state, sample(use=use))
     assert 10_000 - 500 <= sum(used) - 100_000 <= 10_000
-    assert state.quota_us == LIMIT
+    assert (state.quota_us, len(state.saved)) == (LIMIT, CONFIG.window_looks - 1)
 
 
 def test_an_unknown_use_counts_as_all_that_it_had() -> None:

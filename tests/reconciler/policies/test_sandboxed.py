@@ -12,7 +12,9 @@ from cgroupfs.naming import QosClass
 from reconciler.control.bounds_in_force import sandboxed_status
 from reconciler.control.planner import plan, plan_node, plan_pod, plan_pools
 from reconciler.placement.claims import cpu_claims
+from reconciler.policies.base import Policy
 from reconciler.policies.memory_qos import MemoryQosConfig, OnlineMemory
+from reconciler.policies.pinned import PinnedConfig
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import CpuPreferences
 from state.model import (
@@ -93,6 +95,37 @@ def test_a_limit_that_the_whole_pod_cannot_have_is_refused_and_a_problem_that_na
     assert "ns/b in gVisor: no cpu.quota" in status.detail
     assert "no memory.max (the node's other pods bear what it uses beyond its limit)" in status.detail
     assert sandboxed_status({}, view.pods).ok
+
+
+def test_of_what_the_whole_pod_has_a_container_keeps_its_set_and_no_limit() -> None:
+    """And a set that the whole pod has not is refused, as a limit is."""
+    one = be(meta("main"))
+    (box,) = one.containers
+
+    def wished(*settings: Setting) -> tuple[list[tuple[str | None, str]], list[tuple[str, str]]]:
+        policy = Policy(
+            name="pinned", summary="", config_type=PinnedConfig, precedence=1, pod=lambda *_: list(settings)
+        )
+        view = node(one)
+        kept, refused = plan_pod(one, view, plan_node(view, None, CONFIG), CONFIG, [policy])
+        return [(item.container_id, item.knob) for item in kept], [(item.setting.knob, item.rule) for item in refused]
+
+    def setting(knob: str, value: Any, container_id: str | None) -> Setting:
+        group = one.group if container_id is None else box.group
+        return Setting(
+            path=group.path,
+            knob=knob,
+            value=value,
+            policy="pinned",
+            reason="",
+            pod_uid=one.uid,
+            container_id=container_id,
+        )
+
+    of_pod = setting("cpu.quota", 100_000, None), setting("cpu.set", cpus("0-3"), None)
+    of_box = setting("cpu.quota", 50_000, box.id), setting("cpu.set", cpus("0-1"), box.id)
+    assert wished(*of_pod, *of_box) == ([(None, "cpu.quota"), (None, "cpu.set"), (box.id, "cpu.set")], [])
+    assert wished(*of_box) == ([], [("cpu.quota", "sandboxed"), ("cpu.set", "sandboxed")])
 
 
 def lsr(*declared: ContainerMeta, runtime: str = "gVisor", **more: Any) -> Pod:

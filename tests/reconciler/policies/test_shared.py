@@ -223,3 +223,12 @@ def test_isolated_cpus_are_in_no_pool_of_many() -> None:
     assert pools.shared | pools.named["shared/x"] == cpus("0-5")
     everything = replace(shape, isolated=shape.online)
     assert plan_pools(node(asking("a"), topology=everything), None, config()).shared == cpus("0-7")
+
+
+def test_a_pools_reason_counts_the_cpus_that_nobody_requests() -> None:
+    def has(milli: int) -> list[str]:
+        pools = plan_pools(node(asking("a", milli), asking("b", 4000, pool="x")), None, config())
+        return [pools.reasons[key].split("; ")[1] for key in ("shared", "shared/x")]
+
+    assert has(4000) == ["has 4", "has 4"]
+    assert has(3000) == ["has 4, 1 of them requested by no pool", "has 4"]
