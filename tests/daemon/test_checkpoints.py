@@ -53,7 +53,7 @@ def test_a_broken_checkpoint_is_one_message_and_changes_nothing(node: DirectoryN
         said = wait_for(lambda: checkpoint_problems(item), told=item.tail)
         assert len(said) == 1, (fault, said)
         assert word in said[0], fault
-        item.look_again(2)
+        item.look_again()
         assert len(item.said("cpu_manager_state")) == logged + 1, f"{fault}: said once, not at every look"
         assert item.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1", fault
         assert item.pod(pinned.uid)["class"] == "dedicated", fault
@@ -107,10 +107,10 @@ def test_a_checkpoint_that_the_containers_file_contradicts_is_a_problem_with_bot
     node: DirectoryNode, daemon: Make
 ) -> None:
     """Kubernetes 120230: the kubelet's update of the container failed, and the file keeps another CPU."""
-    node.kubelet.write_config(more="cpuManagerReconcilePeriod: 2s\n")
+    node.kubelet.reconcile_every(2)
     pinned = exclusive(node)
     node.write(pinned.main.group, "cpuset", "cpuset.cpus", "0")
-    item = daemon(node={"resync_s": 1.0}).up()
+    item = daemon(node={"resync_s": 1.0}, kubelet={"config_file": f"{node.kubelet_root}/config.yaml"}).up()
     said = wait_for(lambda: [line for line in item.problems() if "its CPU set file" in line], told=item.tail)
     assert len(said) == 1, said
     assert "the kubelet's checkpoint gives it CPU 1, its CPU set file has CPU 0" in said[0]

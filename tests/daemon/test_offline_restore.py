@@ -191,7 +191,7 @@ def test_a_running_daemon_finds_says_and_repairs_it(
     damage(node.store)
     wait_for(lambda: item.said('"alert": "store"'), told=item.tail, within_s=30)
     assert any("state.db" in line for line in item.problems())
-    item.look_again(1)
+    item.reload()
     late = node.add("late", shares=102)
     wait_for(lambda: bounded(node, late.main), told=item.tail)
     item.kill()
