@@ -197,8 +197,14 @@ def test_a_start_without_any_store_to_be_had_serves_and_touches_nothing(
     wait_for(lambda: item.answers("/healthz") == 200, told=item.tail)
     wait_for(lambda: item.standing(pod.main.group, "cpu.set").get("state") == "not recorded", told=item.tail)
     assert item.answers("/readyz") == 503
+    assert item.call("GET", "/readyz")[1]["ready"] is False
     assert node.tree() == before
     assert store_problems(item)
+    if fault == "directory":
+        os.rmdir(node.store)
+        wait_for(lambda: bounded(node, pod.main), told=item.tail)
+        wait_for(lambda: item.answers("/readyz") == 200, told=item.tail)
+        assert item.stop() == 0
 
 
 def _fine(undo: str) -> bool:
