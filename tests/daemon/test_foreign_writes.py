@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -211,24 +210,3 @@ def test_a_file_that_is_mounted_over_is_not_in_force(node: DirectoryNode, daemon
     subprocess.run([*enter, "umount", path], check=True)
     item.look_again()
     wait_for(lambda: node.shares(pod.main) == "2", told=item.tail)
-
-
-def test_a_quota_that_another_program_has_written_is_in_the_status_within_two_checks(
-    node: DirectoryNode, daemon: Make
-) -> None:
-    web = node.add("web", qos="burstable", shares=512, quota_us=150_000, limits={"cpu": "1500m"})
-    node.kubelet.reconcile_every(2)
-    item = daemon(kubelet={"config_file": f"{node.kubelet_root}/config.yaml"}).up()
-    named(item)
-    # After the first check, half a period after the start; the next periodic one is a minute later.
-    time.sleep(2.5)
-    assert "CPU quota" not in item.control("status").stdout
-    begun = time.monotonic()
-    with Scribe("tuned") as tuned:
-        tuned.write(node.path(web.main.group, "cpu", "cpu.cfs_quota_us"), "30000")
-        wait_for(
-            lambda: "its file has a CPU quota of 0.3" in item.control("status").stdout, within_s=30, told=item.tail
-        )
-        print(f"\nnamed after {time.monotonic() - begun:.0f} s")
-        tuned.write(node.path(web.main.group, "cpu", "cpu.cfs_quota_us"), "150000")
-        wait_for(lambda: "CPU quota" not in item.control("status").stdout, within_s=30, told=item.tail)

@@ -12,8 +12,6 @@ IMPATIENT = {"kubelet.timeout_s": 5.0}
 KOORDINATOR = "koordinator.sh/qosClass"
 WORDS: dict[Behaviour | None, str] = {
     Behaviour.UNAUTHORIZED: ": 401: ",
-    Behaviour.BROKEN: "HTTP 500",
-    Behaviour.HALF: "without sending complete message body",
     Behaviour.HANGING: "no answer",
     None: "refused",
 }
