@@ -1,7 +1,9 @@
 """The last hour of every pod, one value a minute: CPU use, throttling, and wait; for ``why`` and the metrics.
 
 Read for all pods, watched for interference or not: once a minute two files of each group. What a minute's wait is
-depends on the node (`WAITS`); a container's throttled time is summed over its CPUs, so it may exceed the pod's use.
+depends on the node: ``psi``, at least one task of the pod waited for a CPU (cpu.pressure); ``schedstats``, run queues
+of the pod did (wait_sum of cpu.stat). A container's throttled time is summed over its CPUs, so it may exceed the pod's
+use.
 
 **Cost**: one array of 4-byte numbers a pod and directory: 1 KiB after an hour, 0.5 MiB at 500 pods; 4 µs a file.
 Units: thousandths of a CPU. Source: kernel documentation, scheduler/sched-bwc and accounting/psi.
@@ -29,10 +31,6 @@ NAME: Final = "pod minutes"
 MINUTE_S: Final = 60.0
 LENGTH: Final = 60
 SERIES: Final = ("use_milli", "throttled_milli", "wait_milli")
-WAITS: Final[Mapping[str, str]] = {
-    "psi": "at least one task of the pod waited for a CPU (cpu.pressure)",
-    "schedstats": "run queues of the pod waited for a CPU (wait_sum of cpu.stat)",
-}
 _WIDTH: Final = len(SERIES)
 _WAIT_SUM: Final = "wait_sum "
 

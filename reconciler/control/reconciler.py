@@ -160,12 +160,9 @@ class Reconciler:
     # The runtime's signal (called in the reader's task)
 
     def settled(self, container_id: str, at: float, which: RuntimeEvent) -> None:
-        self.wait_idle(container_id, at, which)
-        self._metadata.container_changed()
-
-    def wait_idle(self, container_id: str, at: float, which: RuntimeEvent) -> None:
         """The runtime has finished writing: write bypassd's values, then reconcile."""
         if which is RuntimeEvent.INIT_PID and not self.lane.awaits(container_id):
+            self._metadata.container_changed()
             return
         written = False
         if which not in _NO_EVENT or self.lane.awaits(container_id):
@@ -180,6 +177,7 @@ class Reconciler:
         # The pass only compares what was written, or finds that nothing is wanted of a container that it knows.
         known = written or self.inventory.owner(container_id) is not None
         self.dirty.mark(container_key(container_id), within_s=_WRITTEN_S if known else 0.0)
+        self._metadata.container_changed()
 
     def commanded(self, container_id: str, at: float | None) -> None:
         """The runtime was called for a container: an exec, a kill, a start. ``at`` None: the last one was an update."""
@@ -654,9 +652,6 @@ class Reconciler:
             return os.stat(self.actuator.judge.hierarchy.identity_directory(path)).st_ino
         except (FileNotFoundError, NotADirectoryError):
             return 0
-
-    def classes(self) -> dict[str, PodClass]:
-        return {uid: pod.pod_class for uid, pod in self.inventory.pods.items()}
 
 
 def _caused(batch: DirtyBatch) -> bool:

@@ -209,7 +209,7 @@ def restore_table_without_daemon(
         if row.kinds and (local or not row.local):
             table |= dict.fromkeys(row.kinds, partial(_undo, row, context))
     if local:
-        table["private groups"] = _blocking(partial(_restore_private, root, only))
+        table["private groups"] = partial(_restore_private, root, only)
     return table
 
 
@@ -222,20 +222,11 @@ async def _undo(row: _ActuatorRow, context: OfflineContext) -> Sequence[RestoreR
     return kind.undo(context)  # nothing else runs
 
 
-def _blocking(undo: Callable[[], Sequence[RestoreResult]]) -> UndoKind:
-    """In this thread: nothing else runs."""
-
-    async def undo_now() -> Sequence[RestoreResult]:
-        await trio.lowlevel.checkpoint()
-        return undo()
-
-    return undo_now
-
-
-def _restore_private(root: str, only: str | None) -> Sequence[RestoreResult]:
+async def _restore_private(root: str, only: str | None) -> Sequence[RestoreResult]:
     """The groups in which pods' pressure was counted: no actuator's and without a row, they have our names."""
     from reconciler.signals.privatepsi import restore_groups
 
+    await trio.lowlevel.checkpoint()
     try:
         return restore_groups(Hierarchy.detect(root), only)
     except SourceError:

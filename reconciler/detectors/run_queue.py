@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from reconciler.detectors.base import CALM_S, WINDOWED, Detector, VictimView, unknown
 from reconciler.detectors.moments import Moments
 from reconciler.detectors.threshold import severity
-from reconciler.detectors.windows import GAP, interval_s, span, weighed
+from reconciler.detectors.windows import GAP, highest, interval_s, weighed
 from reconciler.runtime.format import number, percent
 from reconciler.signals.history import SampleSeries
 from state.evidence import DetectorVerdict, Verdict
@@ -148,8 +148,7 @@ def _throttled(config: RunQueueConfig, sight: VictimView, index: int) -> float |
     length = _length(config, sight)
     end = sight.now - index * length
     series = sight.series("cpu.throttled")
-    window = None if series is None else span(series, end - length - interval_s(sight), end, sight.fresh_s)
-    return None if window is None else window.high
+    return None if series is None else highest(series, end - length - interval_s(sight), end, sight.fresh_s)
 
 
 def _in_window(config: RunQueueConfig, sight: VictimView, signal: str, index: int) -> float | None:

@@ -9,7 +9,7 @@ from its middle on; sums kept with every sample cost more than they save.
 """
 
 from bisect import bisect_right
-from typing import Final, NamedTuple
+from typing import Final
 
 from reconciler.detectors.base import VictimView
 from reconciler.signals.history import STALE_S, SampleSeries
@@ -20,15 +20,6 @@ GAP: Final = 2.5 / STALE_S
 """As a part of the time for which a sample is fresh: a sample so long after the one before it follows a gap. In a calm
 time they are two intervals apart.
 """
-
-
-class SampleWindow(NamedTuple):
-    """Content of a window. ``mean`` is weighted by time; ``seen_s``: the time that its samples cover."""
-
-    mean: float
-    low: float
-    high: float
-    seen_s: float
 
 
 def interval_s(sight: VictimView) -> float:
@@ -71,10 +62,9 @@ def weighed(series: SampleSeries, start: float, end: float, fresh_s: float) -> t
     return (total / seen_s, seen_s) if seen_s > 0 else None
 
 
-def span(series: SampleSeries, start: float, end: float, fresh_s: float) -> SampleWindow | None:
-    """The same with the lowest and the highest value."""
-    pair = weighed(series, start, end, fresh_s)
-    if pair is None:
+def highest(series: SampleSeries, start: float, end: float, fresh_s: float) -> float | None:
+    """The highest value of such a window; None: nothing."""
+    if weighed(series, start, end, fresh_s) is None:
         return None
     times, values = series.after(start)
     first, last = bisect_right(times, start), bisect_right(times, end)
@@ -83,33 +73,17 @@ def span(series: SampleSeries, start: float, end: float, fresh_s: float) -> Samp
         # The one that is measured after the window, if it covers much of it, or is all that does.
         much = times[last] - before <= fresh_s * GAP and end - before > fresh_s / STALE_S / 2
         last += last == first or much
-    inside = values[first:last]
-    return SampleWindow(pair[0], min(inside), max(inside), pair[1])
-
-
-def measured(sight: VictimView, subject: str | None, signal: str, length_s: float) -> SampleWindow | None:
-    """The last ``length_s``; None: too little of it was seen.
-
-    A window that is shorter than the sample interval is as long as that.
-    """
-    series = sight.history.series(subject, signal) if subject is not None else None
-    if series is None:
-        return None
-    spacing = spacing_s(sight, signal)
-    length = max(length_s, spacing)
-    window = span(series, sight.now - length, sight.now, sight.patience_s(signal))
-    return None if window is None or not _covers(window.seen_s, length, spacing) else window
+    return max(values[first:last])
 
 
 def mean(series: SampleSeries, now: float, length_s: float, fresh_s: float, ago_s: float = 0.0) -> float | None:
-    """The mean of such a window that ended ``ago_s`` before ``now``. ``fresh_s``: see `VictimView.patience_s`."""
+    """The mean of a window of at least one sample interval, which ended ``ago_s`` before ``now``.
+
+    ``fresh_s``: see `VictimView.patience_s`. None: too little of it was seen.
+    """
     spacing = fresh_s / STALE_S
     length = max(length_s, spacing)
     end = now - ago_s
     pair = weighed(series, end - length, end, fresh_s)
-    return None if pair is None or not _covers(pair[1], length, spacing) else pair[0]
-
-
-def _covers(seen_s: float, length: float, spacing: float) -> bool:
     # The newest sample may be almost one interval old: that part of the window is not a gap.
-    return seen_s >= COVERED * length - spacing
+    return None if pair is None or pair[1] < COVERED * length - spacing else pair[0]

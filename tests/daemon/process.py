@@ -12,6 +12,7 @@ from tests.fakes.daemonprocess import COMMAND, ROOT, WITHIN_S, DaemonProcess, en
 from tests.fakes.node import Box, DirectoryNode, merged
 
 T = TypeVar("T")
+NOT_THERE = "00000000-0000-4000-8000-000000000000"
 
 
 def wait_for(question: Callable[[], T], *, within_s: float = WITHIN_S, told: Callable[[], str] = str) -> T:
@@ -22,7 +23,8 @@ def wait_for(question: Callable[[], T], *, within_s: float = WITHIN_S, told: Cal
         if answer:
             return answer
         assert time.monotonic() < deadline, f"not within {within_s:.0f} s: {answer!r}\n{told()}"
-        time.sleep(0.02)
+        # Most questions are requests to the daemon, and cost it as much as its work.
+        time.sleep(0.05)
 
 
 def bounded(node: DirectoryNode, box: Box) -> bool:
@@ -132,12 +134,24 @@ class Daemon(DaemonProcess):
         rows = [json.dumps({**row, "ts": ""}, ensure_ascii=False) for row in found]
         return [row for row in rows if all(word in row for word in message)]
 
-    def look_again(self, count: int) -> None:
-        """Have everything looked at again so many times, by reloads of the same configuration."""
-        for _ in range(count):
-            looks = self.state("agent")["agent"]["looks"]
-            assert self.call("POST", "/reload")[0] == 200
-            wait_for(lambda looks=looks: self.state("agent")["agent"]["looks"] > looks, told=self.tail)  # type: ignore[misc]
+    def look_again(self) -> None:
+        """Have everything looked at again, twice: a hold on a pod that is not there begins and ends.
+
+        A reload takes several times as long; it needs no store.
+        """
+        hold = {"target": f"pod:{NOT_THERE}", "reason": "look again", "by": "test", "until_released": True}
+        self._look_after("POST", "/holds", hold)
+        self._look_after("DELETE", f"/holds/pod:{NOT_THERE}")
+
+    def reload(self) -> None:
+        """Read the same configuration, or another one, and have everything looked at again."""
+        self._look_after("POST", "/reload")
+
+    def _look_after(self, method: str, path: str, body: object = None) -> None:
+        looks = self.state("agent")["agent"]["looks"]
+        status, answer = self.call(method, path, body)
+        assert status < 300, answer
+        wait_for(lambda: self.state("agent")["agent"]["looks"] > looks, told=self.tail)
 
 
 def run_to_end(*message: str) -> subprocess.CompletedProcess[str]:

@@ -37,19 +37,3 @@ def lowest_free(pid: int) -> int:
         numbers.append(min(set(range(len(held) + 1)) - held))
         time.sleep(0.01)
     return min(numbers)
-
-
-def test_where_no_pod_gets_what_is_wanted_the_node_is_not_ready(node: DirectoryNode, daemon: Make) -> None:
-    """Originals cannot be recorded from the start on, so nothing may be touched."""
-    pod = node.add("be", shares=102)
-    os.makedirs(node.store)
-    item = daemon()
-    item.start()
-    wait_for(lambda: item.answers("/readyz") == 503 and item.standing(pod.main.group, "cpu.set"), told=item.tail)
-    assert item.standing(pod.main.group, "cpu.set")["state"] == "not recorded"
-    assert item.call("GET", "/readyz")[1]["ready"] is False
-    assert not bounded(node, pod.main)
-    os.rmdir(node.store)
-    wait_for(lambda: bounded(node, pod.main), told=item.tail)
-    wait_for(lambda: item.answers("/readyz") == 200, told=item.tail)
-    assert item.stop() == 0

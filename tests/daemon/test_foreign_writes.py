@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def test_a_persons_write_is_honoured_as_a_hold_until_it_is_released(node: Direct
     assert (item.alerts("hold"), item.alerts("yield")) == (1, 0)
     (row,) = item.state("podlist")["podlist"]
     assert row["state"] == "held", "no program fights for it"
-    item.look_again(2)
+    item.look_again()
     assert node.cpus(pod.main) == "0-1", "a person's decision is not reverted"
     assert seen_as(item, "person") == "0-1"
     held = item.state("holds")["holds"]
@@ -70,7 +69,7 @@ def test_another_program_is_corrected_then_waited_for_then_left_alone_with_an_al
         tuned.write(path, "0-1")
         standing = wait_for(lambda: _is(item, pod.main.group, "cpu.set", "yielded"), told=item.tail)
         assert "4 times" in standing["detail"]
-    item.look_again(2)
+    item.look_again()
     assert node.cpus(pod.main) == "0-1"
     assert item.alerts("yield") == 1
     assert node.shares(pod.main) == "2", "only the contested file is left to them"
@@ -94,12 +93,12 @@ def test_a_restart_takes_a_given_up_file_up_again(node: DirectoryNode, daemon: M
         wait_for(lambda: answered(item, 1), told=item.tail)
         tuned.write(path, "0-1")
         wait_for(lambda: _is(item, pod.main.group, "cpu.set", "yielded"), told=item.tail)
-    item.look_again(1)
+    item.reload()
     assert node.cpus(pod.main) == "0-1"
     item.stop()
     item.up()
     wait_for(lambda: node.cpus(pod.main) == ours, told=item.tail)
-    item.look_again(1)
+    item.look_again()
     assert not any(row["yielded"] for row in item.state("files")["files"])
 
 
@@ -136,7 +135,7 @@ def test_an_operators_hold_stops_writes_and_its_release_brings_ours_back(node: D
     node.settle(pod.main)
     item.kill()
     item.up()
-    item.look_again(1)
+    item.look_again()
     assert node.cpus(pod.main) == "0-1"
     assert item.call("DELETE", f"/holds/pod:{pod.uid}")[0] == 200
     wait_for(lambda: node.cpus(pod.main) == ours, told=item.tail)
@@ -204,30 +203,10 @@ def test_a_file_that_is_mounted_over_is_not_in_force(node: DirectoryNode, daemon
     enter = ["nsenter", f"--target={item.pid}", "--mount"]
     subprocess.run([*enter, "mount", "--bind", str(fake), path], check=True)
     node.write(pod.main.group, "cpu", "cpu.shares", "5000")
-    item.look_again(1)
+    item.look_again()
     standing = wait_for(lambda: _is(item, pod.main.group, "cpu.weight", "unreadable"), told=item.tail)
     assert standing["detail"].endswith(f"something else is mounted over it: umount {path}")
     assert any("mounted over it" in problem for problem in item.problems())
     subprocess.run([*enter, "umount", path], check=True)
-    item.look_again(1)
+    item.look_again()
     wait_for(lambda: node.shares(pod.main) == "2", told=item.tail)
-
-
-def test_a_quota_that_another_program_has_written_is_in_the_status_within_two_checks(
-    node: DirectoryNode, daemon: Make
-) -> None:
-    web = node.add("web", qos="burstable", shares=512, quota_us=150_000, limits={"cpu": "1500m"})
-    item = daemon().up()
-    named(item)
-    # After the first check, which is soon after the start; the next periodic one is a minute later.
-    time.sleep(8.0)
-    assert "CPU quota" not in item.control("status").stdout
-    begun = time.monotonic()
-    with Scribe("tuned") as tuned:
-        tuned.write(node.path(web.main.group, "cpu", "cpu.cfs_quota_us"), "30000")
-        wait_for(
-            lambda: "its file has a CPU quota of 0.3" in item.control("status").stdout, within_s=30, told=item.tail
-        )
-        print(f"\nnamed after {time.monotonic() - begun:.0f} s")
-        tuned.write(node.path(web.main.group, "cpu", "cpu.cfs_quota_us"), "150000")
-        wait_for(lambda: "CPU quota" not in item.control("status").stdout, within_s=30, told=item.tail)

@@ -18,13 +18,13 @@ def test_nothing_is_written_and_every_write_is_shown(node: DirectoryNode, daemon
         wait_for(lambda: item.standing(pod.main.group, "cpu.set").get("state") == "would write", told=item.tail)
         shown = {row["knob"]: row["wanted"] for row in _settings(item, pod.main.group)}
         assert shown == {"cpu.set": item.state("pools")["pools"]["reclaimed"], "cpu.weight": "2"}
-        item.look_again(2)
+        item.look_again()
         assert seen.take() == []
     assert node.tree() == before
     assert item.state("files")["files"] == [], "nothing is recorded of what is not touched"
     # The runtime's next signal fires nothing either.
     node.settle(pod.main)
-    item.look_again(1)
+    item.look_again()
     assert node.tree() == before
     assert item.state("agent")["agent"]["mode"] == "observe"
 

@@ -137,11 +137,6 @@ def overwrite(path: str) -> None:
         file.write(os.urandom(os.path.getsize(path)))
 
 
-def cut(path: str) -> None:
-    os.truncate(path, 0)
-    os.truncate(f"{path}-wal", 0)
-
-
 def delete(path: str) -> None:
     for part in ("", "-wal", "-shm"):
         with suppress(FileNotFoundError):
@@ -152,10 +147,8 @@ def delete_the_wal(path: str) -> None:
     os.unlink(f"{path}-wal")
 
 
-DAMAGES = [overwrite, cut, delete, delete_the_wal]
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
+# Every damage, in every state of the daemon: tests/state/test_store_copy.py.
+@pytest.mark.parametrize("damage", [overwrite, delete_the_wal])
 def test_a_store_that_is_damaged_when_the_daemon_ends_costs_no_original(
     node: DirectoryNode, daemon: Make, damage: Callable[[str], None]
 ) -> None:
@@ -175,7 +168,7 @@ def test_a_store_that_is_damaged_when_the_daemon_ends_costs_no_original(
     assert ended.err, "it is said"
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [overwrite, delete])
 def test_a_running_daemon_finds_says_and_repairs_it(
     node: DirectoryNode, daemon: Make, damage: Callable[[str], None]
 ) -> None:
@@ -191,7 +184,7 @@ def test_a_running_daemon_finds_says_and_repairs_it(
     damage(node.store)
     wait_for(lambda: item.said('"alert": "store"'), told=item.tail, within_s=30)
     assert any("state.db" in line for line in item.problems())
-    item.look_again(1)
+    item.reload()
     late = node.add("late", shares=102)
     wait_for(lambda: bounded(node, late.main), told=item.tail)
     item.kill()

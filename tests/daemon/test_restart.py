@@ -56,7 +56,7 @@ def test_a_restart_adopts_what_is_in_force_and_writes_nothing(node: DirectoryNod
     before = node.tree()
     item = daemon().up()
     wait_for(lambda: in_force(node, pods), told=item.tail)
-    item.look_again(1)
+    item.look_again()
     after = node.tree()
     with Modifications(node.directories()) as seen:
         for end in (signal.SIGTERM, signal.SIGKILL):
@@ -64,7 +64,7 @@ def test_a_restart_adopts_what_is_in_force_and_writes_nothing(node: DirectoryNod
             assert item.end_code() == (0 if end == signal.SIGTERM else -end)
             assert node.tree() == after, "stopping changes nothing"
             item.up()
-            item.look_again(2)
+            item.look_again()
             assert item.state("pods")["pods"]
             assert seen.take() == [], f"a start after {end.name} writes nothing to pods that did not change"
             assert node.tree() == after
@@ -114,7 +114,7 @@ def test_one_pod_can_be_restored_alone_and_stays_so(node: DirectoryNode, daemon:
     wait_for(lambda: bounded(node, pod.main) and bounded(node, other.main), told=item.tail)
     status, answer = item.call("POST", "/restore", {"by": "test", "pod_uid": pod.uid})
     assert (status, answer["left"], answer["mode"]) == (200, 0, "enforce"), answer
-    item.look_again(1)
+    item.look_again()
     assert (node.cpus(pod.main), node.shares(pod.main)) == ("0-1", "102")
     assert bounded(node, other.main)
 

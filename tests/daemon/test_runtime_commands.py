@@ -26,7 +26,7 @@ def test_bypassctl_that_reads_the_runtimes_records_is_no_command(
     for message in (("plan", "-o", "json"), ("capture", f"{node.root}/captured")):
         ran = item.control(*message)
         assert ran.returncode == 0, ran.stderr
-        item.look_again(2)
+        item.look_again()
         assert shares() == before, message
     with open(f"{node.runc_root}/{pod.main.id}/state.json", "rb") as file:
         file.read()  # runc exec

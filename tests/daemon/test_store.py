@@ -84,7 +84,7 @@ def test_after_a_store_that_is_no_database_our_values_are_not_taken_for_original
     in_force = node.tree()
     with Modifications(node.directories()) as seen:
         item.up()
-        item.look_again(1)
+        item.look_again()
         assert seen.take() == [], "what is in force is adopted, not written again"
     assert node.tree() == in_force
     assert len([line for line in item.problems() if "was moved to" in line]) == 1
@@ -155,7 +155,7 @@ def test_while_nothing_can_be_recorded_nothing_is_touched_for_the_first_time(nod
         late = node.add("late", shares=102)
         wait_for(lambda: item.standing(late.main.group, "cpu.set").get("state") == "not recorded", told=item.tail)
         wait_for(lambda: len(store_problems(item)) == 1, told=lambda: str(item.problems()))
-        item.look_again(2)
+        item.reload()
         assert (node.cpus(late.main), node.shares(late.main)) == ("0-1", "102")
         wait_for(lambda: item.said('"alert": "store"'), told=item.tail)
         assert len(item.lines("warning", "error")) == 1, item.tail()
@@ -197,8 +197,14 @@ def test_a_start_without_any_store_to_be_had_serves_and_touches_nothing(
     wait_for(lambda: item.answers("/healthz") == 200, told=item.tail)
     wait_for(lambda: item.standing(pod.main.group, "cpu.set").get("state") == "not recorded", told=item.tail)
     assert item.answers("/readyz") == 503
+    assert item.call("GET", "/readyz")[1]["ready"] is False
     assert node.tree() == before
     assert store_problems(item)
+    if fault == "directory":
+        os.rmdir(node.store)
+        wait_for(lambda: bounded(node, pod.main), told=item.tail)
+        wait_for(lambda: item.answers("/readyz") == 200, told=item.tail)
+        assert item.stop() == 0
 
 
 def _fine(undo: str) -> bool:

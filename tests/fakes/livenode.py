@@ -183,7 +183,7 @@ class LiveNode(DirectoryNode):
                 if killed:
                     begin(agent)
                 await self.look(agent)
-                agent.control.reconciler.wait_idle(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
+                agent.control.reconciler.settled(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
                 await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
                 agent.alerts.alert("yield", "cpu.quota: left to systemd", None)
                 await agent.keeper.flush()

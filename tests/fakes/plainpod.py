@@ -1,6 +1,6 @@
 """A pod whose groups are plain directories: its processes are those in the files. For any machine, and quick."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import trio
@@ -63,18 +63,21 @@ class PlainPod:
         return self._freezer.read_text().strip() != "THAWED"
 
 
+Act = Callable[[EvictionWork], EvictionResult | Awaitable[EvictionResult]]
+
+
 class ScriptedWay:
     """Does what the script says, each time it is tried; ``log`` are the pods it was tried on."""
 
     def __init__(
         self,
         means: EvictionMethodName,
-        *script: Callable[[EvictionWork], EvictionResult],
+        *script: Act,
         unusable: str | None = None,
         unasked: bool = False,
     ) -> None:
         self._means = means
-        self.script: Sequence[Callable[[EvictionWork], EvictionResult]] = script
+        self.script = script
         self.why = unusable
         self.unasked = unasked
         self.log: list[str] = []
@@ -96,10 +99,12 @@ class ScriptedWay:
         await work.step(EvictionStep.ASK if self._means is EvictionMethodName.API else EvictionStep.STOP)
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
-        await trio.sleep(self.takes_s)
-        self.at_once -= 1
-        act = self.script[min(len(self.log), len(self.script)) - 1]
-        return act(work)
+        try:
+            await trio.sleep(self.takes_s)
+            result = self.script[min(len(self.log), len(self.script)) - 1](work)
+            return await result if isinstance(result, Awaitable) else result
+        finally:
+            self.at_once -= 1
 
 
 def ends(pod: PlainPod) -> Callable[[EvictionWork], EvictionResult]:

@@ -75,9 +75,7 @@ class Victim(NamedTuple):
     ranking: tuple[str, ...]
 
 
-class Selection(NamedTuple):
-    picks: list[Victim]
-    refusals: list[EvictionRefusal]
+Selection = tuple[list[Victim], list[EvictionRefusal]]
 
 
 class PendingRelease(NamedTuple):
@@ -112,7 +110,7 @@ class _ShortagePlan(NamedTuple):
 
 def select(grounds: SelectionContext, pressures: Sequence[Shortage]) -> Selection:
     """The victims of this pass. Hard shortages are handled in the order of ``pressures``."""
-    return _Selector(grounds).run(pressures) if pressures else Selection([], [])
+    return _Selector(grounds).run(pressures) if pressures else ([], [])
 
 
 @final
@@ -147,7 +145,7 @@ class _Selector:
                 if plan is not None:
                     self._take(pressure, plan)
         self._soft([pressure for pressure in pressures if not pressure.hard])
-        return Selection(self._picks, self._refusals)
+        return self._picks, self._refusals
 
     def _soft(self, pressures: Sequence[Shortage]) -> None:
         plans = [(pressure, plan) for pressure in pressures if (plan := self._plan(pressure)) is not None]

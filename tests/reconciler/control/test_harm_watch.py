@@ -27,8 +27,8 @@ from reconciler.policies.table import PoliciesConfig
 from reconciler.policies.waiting import PodWaiting
 from reconciler.runtime.workqueue import DirtyBatch
 from reconciler.signals.host_meter import HostVictim
-from state.cpu import HarmReading
-from state.model import NodeCpu, Pod
+from state.cpu import HarmReading, HarmTerms
+from state.model import NodeCpu, Pod, Pools
 from tests.fakes.constants import varied
 from tests.fakes.kernel import Mode as KernelMode
 from tests.fakes.livenode import BATCH, WEB, LiveNode, group
@@ -85,9 +85,7 @@ class Rounds:
     async def next(self, times: int = 1) -> HarmReading | None:
         for _ in range(times):
             self.now += 0.1
-            pools = self.agent.control.reconciler.pools
-            assert pools is not None
-            used = pools.budget_milli if self.want_milli is None else self.want_milli
+            used = self.pools.budget_milli if self.want_milli is None else self.want_milli
             self.be_ns += used * 100_000
             await self.watch.round(self.now)
             await self.look()
@@ -97,10 +95,28 @@ class Rounds:
         if (batch := self.agent.hub.changed.take_nowait()) is not None:
             await self.agent.control.reconciler.reconcile(batch)
 
+    async def cut(self) -> HarmReading:
+        """BE work has risen to the top, and harms."""
+        await self.next(150)
+        self.waits.now = HARM
+        reading = await self.next()
+        assert reading is not None
+        return reading
+
+    @property
+    def pools(self) -> Pools:
+        pools = self.agent.control.reconciler.pools
+        assert pools is not None
+        return pools
+
+    @property
+    def terms(self) -> HarmTerms:
+        assert self.pools.harm is not None
+        return self.pools.harm
+
     @property
     def in_force(self) -> bool:
-        pools = self.agent.control.reconciler.pools
-        return pools is not None and pools.harm is not None and pools.harm.in_force
+        return self.pools.harm is not None and self.terms.in_force
 
     @property
     def quota(self) -> str:
@@ -137,11 +153,8 @@ async def test_it_rises_to_the_top_and_the_quota_ends(node: LiveNode) -> None:
         assert rounds.limited
         reading = await rounds.next(150)
         assert reading is not None
-        pools = rounds.agent.control.reconciler.pools
-        assert pools is not None
-        assert pools.harm is not None
         assert rounds.in_force
-        assert reading.ceiling_milli == pools.harm.top_milli
+        assert reading.ceiling_milli == rounds.terms.top_milli
         assert not rounds.limited
 
 
@@ -199,27 +212,16 @@ async def test_harm_cuts_at_once_and_names_the_pod(node: LiveNode, form: Reclaim
     """By whole CPUs, or where only a quota is configured by that."""
     law = ReclaimedConfig(form=form)
     async with watching(node, PoliciesConfig(idle_class=IdleClassConfig(enabled=True), reclaimed=law)) as rounds:
-        before = await rounds.next(150)
-        assert before is not None
-        rounds.waits.now = HARM
-        reading = await rounds.next()
-        assert reading is not None
-        assert reading.ceiling_milli == before.ceiling_milli // 2
+        reading = await rounds.cut()
+        assert reading.ceiling_milli == rounds.terms.top_milli // 2
         assert (reading.uid, reading.waits_percent, rounds.watch.cuts) == (WEB, 50.0, 1)
-        pools = rounds.agent.control.reconciler.pools
-        assert pools is not None
-        assert len(pools.reclaimed) == reading.ceiling_milli // 1000
-        assert pools.confined is not rounds.limited is (form is ReclaimedForm.QUOTA)
+        assert len(rounds.pools.reclaimed) == reading.ceiling_milli // 1000
+        assert rounds.pools.confined is not rounds.limited is (form is ReclaimedForm.QUOTA)
 
 
 async def test_idle_cpu_time_that_a_cut_keeps_from_be_work_is_counted(node: LiveNode) -> None:
     async with watching(node) as rounds:
-        before = await rounds.next(150)
-        assert before is not None
-        top = before.ceiling_milli
-        rounds.waits.now = HARM
-        reading = await rounds.next()
-        assert reading is not None
+        reading, top = await rounds.cut(), rounds.terms.top_milli
         online = 1000 * len(rounds.agent.control.inventory.readings.topology.online)
         idle = (top - reading.ceiling_milli) // 2
         use = NodeCpu(busy_milli=online - idle, online_milli=0, reclaimed_milli=0, idle={}, age_s=0.0)
@@ -242,17 +244,12 @@ async def test_waiting_that_stays_when_be_is_at_its_minimum_is_the_pods_own(
     """By whole CPUs no cut takes the last one: there BE work is at its minimum."""
     law = ReclaimedConfig(form=form)
     async with watching(node, PoliciesConfig(idle_class=IdleClassConfig(enabled=True), reclaimed=law)) as rounds:
-        await rounds.next(150)
-        rounds.waits.now = HARM
-        await rounds.next(60)
-        reading = await rounds.next(200)
+        await rounds.cut()
+        reading = await rounds.next(260)
         assert reading is not None
-        assert rounds.agent.control.reconciler.pools is not None
-        terms = rounds.agent.control.reconciler.pools.harm
-        assert terms is not None
-        assert terms.floor_milli == floor
+        assert rounds.terms.floor_milli == floor
         assert reading.cuts
-        assert reading.ceiling_milli == terms.top_milli
+        assert reading.ceiling_milli == rounds.terms.top_milli
 
 
 async def test_a_comparison_is_at_the_minimum_is_explained_and_ends(node: LiveNode) -> None:
@@ -264,12 +261,9 @@ async def test_a_comparison_is_at_the_minimum_is_explained_and_ends(node: LiveNo
         for number in range(200):
             rounds.waits.now = HARM if number % 10 < 2 else CALM
             reading = await rounds.next()
-            pools = rounds.agent.control.reconciler.pools
             assert reading is not None
-            assert pools is not None
-            assert pools.harm is not None
-            seen.append((reading.comparing, reading.ceiling_milli == pools.harm.floor_milli))
-            assert reading.comparing == ("comparing" in pools.reasons["law"])
+            seen.append((reading.comparing, reading.ceiling_milli == rounds.terms.floor_milli))
+            assert reading.comparing == ("comparing" in rounds.pools.reasons["law"])
         assert (True, True) in seen
         assert (True, False) not in seen
         assert seen[-1] != (True, True) or not all(comparing for comparing, _ in seen[-20:])

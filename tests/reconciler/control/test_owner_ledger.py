@@ -3,22 +3,19 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 import pytest
 import trio
 from msgspec.structs import replace
 
 from cgroupfs.usage import UsageCounters
 from reconciler.config.read_keys import read_keys
-from reconciler.control.owner_ledger import ROW, OwnerLedger, add_account, load_hours, owner_of
+from reconciler.control.owner_ledger import OwnerLedger, add_account, load_hours, owner_of
 from reconciler.daemon.agent import Agent
 from reconciler.pods.selectors import ClassRules
 from reconciler.policies.owner_shares import OwnersConfig
 from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome
 from state.model import PodClass
 from state.owners import OTHER, UNKNOWN, OwnerAccount
-from state.schema import META
-from state.store import StoreBatch
 from tests.fakes.constants import varied
 from tests.fakes.livenode import BATCH, LiveNode, container_id, group
 from tests.until import until
@@ -187,19 +184,6 @@ async def test_accounts_of_an_hour_that_is_another_after_a_step_of_the_clock_are
     await books.sample()
     assert {at: accounts[books.owner].sold_s for at, accounts in books.ledger.hours.items()} == {HOUR + 2: 15.0}
     assert books.account().sold_s == 15.0
-
-
-async def test_hours_of_a_clock_that_was_set_back_and_damaged_rows_are_dropped(books: Books) -> None:
-    batch = StoreBatch()
-    batch.put(META, f"{ROW}{HOUR + 500}", msgspec.msgpack.encode({"a": OwnerAccount(sold_s=1.0)}))
-    batch.put(META, f"{ROW}{HOUR}", msgspec.msgpack.encode({"a": {"sold_s": "much"}}))
-    batch.put(META, f"{ROW}x", b"\xc1")
-    books.agent.record.store.apply(batch)
-    books.ledger = books.another()
-    assert set(books.ledger.hours) == {HOUR + 500}
-    await books.ledger.save()
-    assert books.ledger.hours == {}
-    assert load_hours(books.agent.record.store) == {}
 
 
 async def test_owners_beyond_the_number_share_one_account(books: Books) -> None:

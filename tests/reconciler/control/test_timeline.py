@@ -20,7 +20,7 @@ async def start(node: LiveNode, agent: Agent) -> dict[str, object]:
     agent.control.reconciler.timelines.ready()
     cid = container_id(BATCH)
     agent.control.reconciler.timelines.came(cid)
-    agent.control.reconciler.wait_idle(cid, trio.current_time(), RuntimeEvent.STATE)
+    agent.control.reconciler.settled(cid, trio.current_time(), RuntimeEvent.STATE)
     agent.writes.fastpath.clear()
     agent.control.reconciler._signalled[cid] = time.monotonic()
     agent.hub.changed.mark_all("test")

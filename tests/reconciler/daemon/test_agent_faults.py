@@ -23,7 +23,7 @@ ERRNOS: Final = (
     *(errno.ENOMEM, errno.ENFILE, errno.EMFILE, errno.EACCES, errno.EOPNOTSUPP, errno.EIO, errno.EINTR),
     *(errno.EINVAL, errno.EBUSY, errno.ENOSPC, errno.EPERM, errno.ESTALE, errno.ENODEV),
 )
-SPREAD: Final = 80
+SPREAD: Final = 40
 # What a whole node's failure may keep from the pods, until it is over: the table that says which CPUs are exclusive,
 # where originals are recorded, and the list of all pods of a class.
 NODE_WIDE: Final = ("/var/lib/kubelet/cpu_manager_state", "/var/lib/bypassd", "/kubepods/besteffort", "/kubepods")

@@ -13,10 +13,10 @@ from reconciler.detectors.rule import SHIPPED
 from reconciler.settings.binder import ConfigError, Text, bind
 
 PROJECT = Path(__file__).parents[3]
-DAEMON = """
+IMPORTS = "from reconciler.config.model import Config\nfrom reconciler.settings.binder import Text, bind"
+DAEMON = f"""
 import reconciler.daemon.main, reconciler.web.server, reconciler.web.app
-from reconciler.settings.binder import Text, bind
-from reconciler.config.model import Config
+{IMPORTS}
 bind(Config, [Text("config.yaml", open("deploy/config.yaml").read())])
 """
 OPT_IN = ("actuators", "alerts", "detectors", "responses", "signals")
@@ -85,14 +85,17 @@ def test_with_the_default_configuration_nothing_is_loaded_that_only_some_nodes_u
 
 def test_who_reads_a_configuration_with_sinks_and_probes_loads_nothing_that_asks() -> None:
     text = "alerts: {sinks: {a: {webhook: {url: http://h}}}}"
-    imports = "from reconciler.config.model import Config\nfrom reconciler.settings.binder import Text, bind"
-    code = f'{imports}\nbind(Config, [Text("f", "{text}")])'
+    code = f'{IMPORTS}\nbind(Config, [Text("f", "{text}")])'
     assert not {"trio", "ssl", "reconciler.clients.http"} & loaded(code)
+
+
+def test_the_web_part_loads_its_libraries_after_the_daemon() -> None:
+    assert not {"h11", "starlette"} & loaded("import reconciler.daemon.main")
 
 
 def test_detectors_are_loaded_with_the_first_rule_that_is_written() -> None:
     rule = 'bind(Config, [Text("f", "interference: {rules: {cpu: {dry_run: false}}}")])'
-    assert "reconciler.detectors.run_queue" in loaded(f"{DAEMON}\n{rule}")
+    assert "reconciler.detectors.run_queue" in loaded(f"{IMPORTS}\n{rule}")
 
 
 def test_a_mistake_in_a_late_loaded_section_has_its_location() -> None:

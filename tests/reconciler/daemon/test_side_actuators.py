@@ -1,11 +1,7 @@
 """Side actuators: nothing is loaded that is not wanted, and nothing that an earlier run has left is forgotten."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
 import trio
 
 from reconciler.actuators import node_mark
@@ -124,31 +120,3 @@ def test_the_kinds_by_which_leftovers_are_known_are_those_that_the_modules_write
         assert {name: codec.kind for name, codec in kind.codecs.items()} == {name: name for name in row.kinds}
         assert (kind.undo is not None or kind.undo_online is not None) == bool(row.kinds)
     assert side_actuators.codec_of("unknown") is None
-
-
-@pytest.mark.parametrize("module", ["reconciler.daemon.agent", "reconciler.daemon.main"])
-def test_the_daemon_imports_nothing_that_only_some_nodes_use(module: str) -> None:
-    """Each of them is memory on every node."""
-    code = f"import {module}, sys; print(*sorted(sys.modules))"
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
-    for name in (
-        *("reconciler.placement.allocate", "reconciler.placement.pack", "reconciler.placement.hints"),
-        *(
-            "reconciler.actuators.resctrl.actuator",
-            "reconciler.control.cache_loop",
-            "reconciler.actuators.network.tc",
-            "reconciler.actuators.core_sched.actuator",
-        ),
-        *(
-            "reconciler.actuators.network.actuator",
-            "reconciler.control.network_loop",
-            "reconciler.actuators.network.tc_pods",
-            "reconciler.actuators.network.netlink",
-        ),
-        *("reconciler.actuators.files.node_files", "reconciler.actuators.processes.oom_score"),
-        *("reconciler.actuators.processes.idle_threads", "reconciler.actuators.files.capacity"),
-        *("pyroute2", "rich", "grpc", "httpx2", "httpcore2", "prometheus_client", "h11", "starlette"),
-    ):
-        assert name not in loaded, name

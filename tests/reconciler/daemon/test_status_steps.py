@@ -153,7 +153,7 @@ async def test_the_metrics_of_a_live_node_count_holds_by_kind_and_have_online_po
         assert [pod.pod_class for pod in found.pods] != ["reclaimed"]
         assert found.pods_without_series == len(agent.control.inventory.pods) - 1 > 0
     async with live.looked() as agent:
-        agent.control.reconciler.wait_idle(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
+        agent.control.reconciler.settled(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
         await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
         show = status_report(agent)
         (batch,) = (pod for pod in show.metrics().pods if pod.uid == BATCH)
@@ -169,7 +169,7 @@ async def test_a_refusal_of_the_only_be_pod_is_its_own_and_a_failing_store_the_n
     live: LiveNode, state: SettingState, *, ready: bool
 ) -> None:
     async with live.looked() as agent:
-        agent.control.reconciler.wait_idle(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
+        agent.control.reconciler.settled(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
         await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
         assert nothing_in_force(agent) is None
         statuses = agent.writes.judge.statuses.by_group[group(BATCH)]

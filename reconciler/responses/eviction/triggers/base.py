@@ -19,7 +19,7 @@ from state.evidence import NODE
 from state.model import PodClass
 
 C = TypeVar("C", bound=TriggerConfig)
-M = TypeVar("M", bound=Struct)
+M = TypeVar("M", bound=Struct | None)
 
 RECLAIMED: Final = (PodClass.RECLAIMED,)
 EVERY: Final = (PodClass.RECLAIMED, PodClass.SHARED, PodClass.DEDICATED)
@@ -48,11 +48,6 @@ class Shortage(Struct, frozen=True, kw_only=True):
     only: frozenset[str] | None = None
     named: bool = False
 
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        """What makes it the same pressure as a pass before."""
-        return self.trigger, self.subject, self.good, ",".join(sorted(self.only)) if self.named and self.only else ""
-
 
 class TriggerResult(Struct, frozen=True, kw_only=True):
     """Result of a trigger at one moment. ``words``: its state, as text for people.
@@ -63,10 +58,6 @@ class TriggerResult(Struct, frozen=True, kw_only=True):
     words: str
     pressures: tuple[Shortage, ...] = ()
     known: bool = True
-
-
-class NoState(Struct, frozen=True):
-    """The memory of a trigger that needs none."""
 
 
 class DurationTracker(Struct, frozen=True):
@@ -92,7 +83,6 @@ class Trigger(Struct, Generic[C, M], frozen=True, kw_only=True):
     name: str
     summary: str
     config_type: type[C]
-    memory_type: type[M]
     signals: tuple[str, ...]
     judge: Callable[[C, EvictionContext, M | None], tuple[TriggerResult, M]]
     features: tuple[str, ...] = ()

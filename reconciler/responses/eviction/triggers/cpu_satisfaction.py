@@ -14,7 +14,7 @@ from typing import Final
 from reconciler.responses.eviction.config import CpuSatisfactionConfig
 from reconciler.responses.eviction.resources import EvictedResource
 from reconciler.responses.eviction.samples import EvictionContext
-from reconciler.responses.eviction.triggers.base import NoState, Shortage, Trigger, TriggerResult, not_measurable
+from reconciler.responses.eviction.triggers.base import Shortage, Trigger, TriggerResult, not_measurable
 from reconciler.runtime import format as fmt
 from state.evidence import NODE
 
@@ -37,19 +37,15 @@ def release_milli(config: CpuSatisfactionConfig, use: float, limit: float, reque
     return request * (config.upper_percent - satisfied) / 100
 
 
-def _judge(
-    config: CpuSatisfactionConfig, scene: EvictionContext, _memory: NoState | None
-) -> tuple[TriggerResult, NoState]:
+def _judge(config: CpuSatisfactionConfig, scene: EvictionContext, _memory: None) -> tuple[TriggerResult, None]:
     last = [scene.value(NODE, signal) for signal in _SIGNALS]
     mean = [scene.mean(NODE, signal, config.window_s, _SEEN) for signal in _SIGNALS]
     lacking = [signal for signal, value in zip(_SIGNALS, last, strict=True) if value is None]
     if lacking:
-        return not_measurable(*lacking), NoState()
+        return not_measurable(*lacking), None
     use, limit, request = (value or 0.0 for value in last)
     if None in mean:
-        return TriggerResult(
-            words=f"unknown: too few samples in {fmt.duration(config.window_s)}", known=False
-        ), NoState()
+        return TriggerResult(words=f"unknown: too few samples in {fmt.duration(config.window_s)}", known=False), None
     over = [value or 0.0 for value in mean]
     need = min(release_milli(config, use, limit, request), release_milli(config, over[0], over[1], over[2]))
     share = over[1] / over[2] * 100 if over[2] > 0 else 100.0
@@ -59,16 +55,15 @@ def _judge(
         f"mean of {fmt.duration(config.window_s)}"
     )
     if need <= 0:
-        return TriggerResult(words=message), NoState()
+        return TriggerResult(words=message), None
     pressure = Shortage(trigger=TRIGGER.name, good=EvictedResource.CPU_REQUEST, need=need, evidence=message)
-    return TriggerResult(words=message, pressures=(pressure,)), NoState()
+    return TriggerResult(words=message, pressures=(pressure,)), None
 
 
 TRIGGER: Final = Trigger(
     name="cpu_satisfaction",
     summary="BE pods get too small a share of their CPU requests",
     config_type=CpuSatisfactionConfig,
-    memory_type=NoState,
     signals=_SIGNALS,
     judge=_judge,
     features=("BECPUEvict",),

@@ -98,7 +98,6 @@ TRIGGER: Final = Trigger(
     name="disk",
     summary="a file system of the node is nearly full, or out of inodes",
     config_type=DiskTriggerConfig,
-    memory_type=DurationTracker,
     signals=("fs.available", "fs.size", "fs.inodes_free", "fs.inodes", "fs.use", "fs.inodes_use"),
     judge=_judge,
 )

@@ -95,7 +95,6 @@ TRIGGER: Final = Trigger(
     name="memory_pressure",
     summary="the node has no free memory, or its pods stall on memory",
     config_type=MemoryPressureConfig,
-    memory_type=DurationTracker,
     signals=(
         "memory.free",
         "memory.total",

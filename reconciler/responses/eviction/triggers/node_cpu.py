@@ -11,7 +11,7 @@ from typing import Final
 from reconciler.responses.eviction.config import NodeCpuConfig
 from reconciler.responses.eviction.resources import EvictedResource
 from reconciler.responses.eviction.samples import EvictionContext
-from reconciler.responses.eviction.triggers.base import NoState, Shortage, Trigger, TriggerResult, not_measurable
+from reconciler.responses.eviction.triggers.base import Shortage, Trigger, TriggerResult, not_measurable
 from reconciler.runtime import format as fmt
 from state.evidence import NODE
 
@@ -26,32 +26,29 @@ def release_milli(config: NodeCpuConfig, use: float, idle: float) -> float:
     return use - there * config.left_percent / 100
 
 
-def _judge(config: NodeCpuConfig, scene: EvictionContext, _memory: NoState | None) -> tuple[TriggerResult, NoState]:
+def _judge(config: NodeCpuConfig, scene: EvictionContext, _memory: None) -> tuple[TriggerResult, None]:
     use, idle = (scene.value(NODE, signal) for signal in TRIGGER.signals)
     if use is None or idle is None:
-        return not_measurable(*TRIGGER.signals), NoState()
+        return not_measurable(*TRIGGER.signals), None
     mean_use, mean_idle = (scene.mean(NODE, signal, config.window_s, _SEEN) for signal in TRIGGER.signals)
     if mean_use is None or mean_idle is None:
-        return TriggerResult(
-            words=f"unknown: too few samples in {fmt.duration(config.window_s)}", known=False
-        ), NoState()
+        return TriggerResult(words=f"unknown: too few samples in {fmt.duration(config.window_s)}", known=False), None
     need = min(release_milli(config, use, idle), release_milli(config, mean_use, mean_idle))
     percent = mean_use / max(1.0, mean_use + mean_idle) * 100
     message = f"CPU use {fmt.percent(percent)}, mean of {fmt.duration(config.window_s)} "
     message += f"(threshold {fmt.percent(config.threshold_percent)})"
     if need <= 0:
-        return TriggerResult(words=message), NoState()
+        return TriggerResult(words=message), None
     return TriggerResult(
         words=message,
         pressures=(Shortage(trigger=TRIGGER.name, good=EvictedResource.CPU, need=need, evidence=message),),
-    ), NoState()
+    ), None
 
 
 TRIGGER: Final = Trigger(
     name="node_cpu",
     summary="the node uses nearly all of its CPU time",
     config_type=NodeCpuConfig,
-    memory_type=NoState,
     signals=("cpu.use", "cpu.idle"),
     judge=_judge,
     features=("CPUEvict",),

@@ -11,22 +11,22 @@ from typing import Final
 from reconciler.responses.eviction.config import NodeMemoryConfig
 from reconciler.responses.eviction.resources import EvictedResource
 from reconciler.responses.eviction.samples import EvictionContext, is_nearly_out
-from reconciler.responses.eviction.triggers.base import NoState, Shortage, Trigger, TriggerResult, not_measurable
+from reconciler.responses.eviction.triggers.base import Shortage, Trigger, TriggerResult, not_measurable
 from reconciler.runtime import format as fmt
 from reconciler.runtime.format import size
 from state.evidence import NODE
 
 
-def _judge(config: NodeMemoryConfig, scene: EvictionContext, _memory: NoState | None) -> tuple[TriggerResult, NoState]:
+def _judge(config: NodeMemoryConfig, scene: EvictionContext, _memory: None) -> tuple[TriggerResult, None]:
     total, available = (scene.value(NODE, signal) for signal in TRIGGER.signals)
     if not total or available is None:
-        return not_measurable(*TRIGGER.signals), NoState()
+        return not_measurable(*TRIGGER.signals), None
     used = max(0.0, total - available)
     percent = used / total * 100
     message = f"{size(used)} of {size(total)} used, {fmt.percent(percent)} "
     message += f"(threshold {fmt.percent(config.threshold_percent)})"
     if percent < config.threshold_percent:
-        return TriggerResult(words=message), NoState()
+        return TriggerResult(words=message), None
     pressure = Shortage(
         trigger=TRIGGER.name,
         good=EvictedResource.MEMORY,
@@ -35,14 +35,13 @@ def _judge(config: NodeMemoryConfig, scene: EvictionContext, _memory: NoState | 
         hard=True,
         critical=is_nearly_out(scene),
     )
-    return TriggerResult(words=message, pressures=(pressure,)), NoState()
+    return TriggerResult(words=message, pressures=(pressure,)), None
 
 
 TRIGGER: Final = Trigger(
     name="node_memory",
     summary="the node uses more of its memory than a threshold",
     config_type=NodeMemoryConfig,
-    memory_type=NoState,
     signals=("memory.total", "memory.available"),
     judge=_judge,
     features=("BEMemoryEvict", "MemoryEvict"),

@@ -112,7 +112,6 @@ TRIGGER: Final = Trigger(
     name="numa_cpu",
     summary="a NUMA node uses nearly all of its CPU time",
     config_type=NumaCpuConfig,
-    memory_type=BusyNodes,
     signals=(_USE, _IDLE),
     judge=_judge,
 )

@@ -144,7 +144,6 @@ TRIGGER: Final = Trigger(
     name="numa_memory",
     summary="a NUMA node is short of free memory",
     config_type=NumaMemoryTriggerConfig,
-    memory_type=ShortPasses,
     signals=(
         "memory.available",
         "memory.free",

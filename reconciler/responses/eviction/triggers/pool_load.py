@@ -90,7 +90,6 @@ TRIGGER: Final = Trigger(
     name="pool_load",
     summary="an online pool has more runnable tasks than CPUs",
     config_type=PoolLoadConfig,
-    memory_type=LoadRings,
     signals=("load.runnable", "pool.cpus"),
     judge=_judge,
 )

@@ -15,7 +15,6 @@ from reconciler.responses.eviction.resources import EvictedResource, cpu_request
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import (
     RECLAIMED,
-    NoState,
     Shortage,
     Trigger,
     TriggerResult,
@@ -35,9 +34,7 @@ def _most(scene: EvictionContext, signal: str, length_s: float) -> float | None:
     return max(value for _, value in scene.past(NODE, signal, length_s))
 
 
-def _judge(
-    config: ReclaimedResourceConfig, scene: EvictionContext, _memory: NoState | None
-) -> tuple[TriggerResult, NoState]:
+def _judge(config: ReclaimedResourceConfig, scene: EvictionContext, _memory: None) -> tuple[TriggerResult, None]:
     pods = list(scene.pods(*RECLAIMED))
     pressures: list[Shortage] = []
     parts: list[str] = []
@@ -60,15 +57,14 @@ def _judge(
             need = requested - ratio * there * config.lower_percent / 100
             pressures.append(Shortage(trigger=TRIGGER.name, good=good, need=need, hard=True, evidence=text))
     if not parts:
-        return not_measurable(*TRIGGER.signals), NoState()
-    return TriggerResult(words="; ".join(parts), pressures=tuple(pressures)), NoState()
+        return not_measurable(*TRIGGER.signals), None
+    return TriggerResult(words="; ".join(parts), pressures=tuple(pressures)), None
 
 
 TRIGGER: Final = Trigger(
     name="reclaimed_resource",
     summary="BE pods request far more than is available to them",
     config_type=ReclaimedResourceConfig,
-    memory_type=NoState,
     signals=("be.budget", "be.memory_bound"),
     judge=_judge,
     features=("CPUAllocatableEvict", "MemoryAllocatableEvict"),

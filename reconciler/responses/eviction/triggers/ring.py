@@ -4,29 +4,19 @@ A ring that is not full yet has no result: a mean over the full size would be to
 starts again.
 """
 
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
+from reconciler.responses.eviction.config import NumaCpuConfig, PoolLoadConfig
 from reconciler.responses.eviction.samples import EvictionContext
 
 _GAP: Final = 2.5
 """Sample times without a sample after which a ring is too old to go on with."""
 
 
-class RingConfig(Protocol):
-    """The part of a trigger's configuration that shapes a ring."""
-
-    @property
-    def samples(self) -> int: ...
-
-    @property
-    def sample_s(self) -> float:
-        """The length of one sample, in seconds."""
-
-    @property
-    def met_percent(self) -> float:
-        """The share of the samples that must be above a threshold."""
+RingConfig = NumaCpuConfig | PoolLoadConfig
+"""Those whose ``samples``, ``sample_s`` and ``met_percent`` shape a ring."""
 
 
 class LoadRing(Struct, frozen=True):

@@ -87,7 +87,6 @@ TRIGGER: Final = Trigger(
     name="rss_overuse",
     summary="a pod uses more memory than it requested",
     config_type=RssOveruseConfig,
-    memory_type=DurationTracker,
     signals=("memory.rss",),
     judge=_judge,
     closes=False,  # one pod above its own request is not a shortage of the node

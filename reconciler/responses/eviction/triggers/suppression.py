@@ -88,7 +88,6 @@ TRIGGER: Final = Trigger(
     name="suppression",
     summary="BE pods get less CPU than they tolerate for too long",
     config_type=SuppressionConfig,
-    memory_type=DurationTracker,
     signals=("be.limit",),
     judge=_judge,
 )

@@ -15,7 +15,7 @@ from reconciler.responses.eviction.executor import Evictor
 from reconciler.responses.means.base import EvictionResult, EvictionWork
 from reconciler.responses.means.config import RestartRules
 from reconciler.responses.means.processes import PodTermination
-from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
+from state.eviction import EvictionMethodName, EvictionOutcome, EvictionStep
 from state.schema import EVICTIONS
 from state.store import Store, StoreBatch
 from tests.fakes.constants import varied
@@ -139,18 +139,11 @@ async def test_one_that_waits_for_its_turn_ends_at_once_when_it_is_withdrawn(
     pods = {uid: bench.node.add(uid) for uid in "abc"}
     go = trio.Event()
 
-    class Slow:
-        means = EvictionMethodName.CRI
+    async def act(work: EvictionWork) -> EvictionResult:
+        await go.wait()
+        return ends(pods[work.case.order.uid])(work)
 
-        def unusable(self, _: EvictionCase) -> None:
-            return None
-
-        async def terminate(self, work: EvictionWork) -> EvictionResult:
-            await work.step(EvictionStep.STOP)
-            await go.wait()
-            return ends(pods[work.case.order.uid])(work)
-
-    evictor = bench.evictor(Slow(), config=varied(CONFIG, at_once=1))
+    evictor = bench.evictor(ScriptedWay(EvictionMethodName.CRI, act), config=varied(CONFIG, at_once=1))
 
     def outcome(uid: str) -> EvictionOutcome | None:
         return next(case.outcome for case in evictor.cases() if case.order.uid == uid)
@@ -194,38 +187,24 @@ async def test_a_store_that_takes_nothing_for_a_while_takes_nothing_off_the_pods
     assert elapsed[0] < 1000
 
 
-async def test_a_pod_that_the_kubelet_starts_again_is_ended_again_so_often(bench: Bench) -> None:
+@pytest.mark.parametrize(("returns", "outcome"), [(1, EvictionOutcome.DONE), (3, EvictionOutcome.FAILED)])
+async def test_a_pod_that_the_kubelet_starts_again_is_ended_again_twice(
+    bench: Bench, nursery: trio.Nursery, returns: int, outcome: EvictionOutcome
+) -> None:
     pod = bench.node.add("a")
     config = varied(CONFIG, restarts=RestartRules(watch_s=0.3, times=2))
     way = ScriptedWay(EvictionMethodName.CRI, ends(pod))
-    async with trio.open_nursery() as nursery:
 
-        async def kubelet() -> None:
-            while True:
-                await trio.sleep(0.02)
-                if not pod.alive:
-                    pod.live(4_000_002)
-
-        nursery.start_soon(kubelet)
-        (case,) = await carried_out(bench.evictor(way, config=config), order_for("a"))
-        nursery.cancel_scope.cancel()
-    assert (case.outcome, case.rounds, len(way.log)) == (EvictionOutcome.FAILED, 3, 3)
-    assert case.detail == "restarted by the kubelet 3 times after it was ended"
-
-
-async def test_one_that_comes_back_once_and_then_stays_away_is_done(bench: Bench) -> None:
-    pod = bench.node.add("a")
-    config = varied(CONFIG, restarts=RestartRules(watch_s=0.2, times=2))
-    way = ScriptedWay(EvictionMethodName.CRI, ends(pod))
-    async with trio.open_nursery() as nursery:
-
-        async def kubelet() -> None:
+    async def kubelet() -> None:
+        for _ in range(returns):
             await until(lambda: not pod.alive)
             pod.live(4_000_002)
 
-        nursery.start_soon(kubelet)
-        (case,) = await carried_out(bench.evictor(way, config=config), order_for("a"))
-    assert (case.outcome, case.rounds, len(way.log)) == (EvictionOutcome.DONE, 1, 2)
+    nursery.start_soon(kubelet)
+    (case,) = await carried_out(bench.evictor(way, config=config), order_for("a"))
+    assert (case.outcome, case.rounds, len(way.log)) == (outcome, returns, min(returns + 1, 3))
+    if outcome is EvictionOutcome.FAILED:
+        assert case.detail == "restarted by the kubelet 3 times after it was ended"
 
 
 async def test_the_daemons_own_pod_is_refused(bench: Bench) -> None:

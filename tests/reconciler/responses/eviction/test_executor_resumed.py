@@ -12,7 +12,7 @@ from reconciler.alerts.alert import AlertKind
 from reconciler.responses.eviction import executor as module
 from reconciler.responses.means.base import EvictionResult, EvictionWork
 from reconciler.responses.means.config import ApiMeans, RestartRules
-from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
+from state.eviction import EvictionMethodName, EvictionOutcome, EvictionStep
 from state.schema import EVICTIONS
 from state.store import StoreBatch
 from tests.fakes.constants import varied
@@ -120,22 +120,13 @@ async def test_a_hard_trigger_that_was_allowed_to_passes_over_a_budget_also_afte
 async def test_a_budgets_refusal_is_in_the_journal_before_it_is_asked_again(bench: Bench) -> None:
     bench.node.add("a")
 
-    class Asking:
-        means = EvictionMethodName.API
+    async def act(work: EvictionWork) -> EvictionResult:
+        for message in ("the budget says no", "it says so again"):
+            await work.replied(message, budget=True)
+            assert [(row.budget, row.step) for row in bench.rows()] == [("the budget says no", EvictionStep.ASK)]
+        return EvictionResult(outcome=None, detail="gave up")
 
-        def unusable(self, _: EvictionCase) -> None:
-            return None
-
-        async def terminate(self, work: EvictionWork) -> EvictionResult:
-            await work.step(EvictionStep.ASK)
-            for message in ("the budget says no", "it says so again"):
-                await work.replied(message, budget=True)
-                assert [(eviction_case.budget, eviction_case.step) for eviction_case in bench.rows()] == [
-                    ("the budget says no", EvictionStep.ASK)
-                ]
-            return EvictionResult(outcome=None, detail="gave up")
-
-    (case,) = await carried_out(bench.evictor(Asking()), order_for("a"))
+    (case,) = await carried_out(bench.evictor(ScriptedWay(EvictionMethodName.API, act)), order_for("a"))
     assert (case.outcome, case.detail) == (
         EvictionOutcome.REFUSED,
         "refused by its disruption budget: the budget says no",
@@ -145,20 +136,12 @@ async def test_a_budgets_refusal_is_in_the_journal_before_it_is_asked_again(benc
 async def test_what_the_api_server_accepts_at_the_very_moment_of_a_withdrawal_goes_on(bench: Bench) -> None:
     pod = bench.node.add("a")
 
-    class Asking:
-        means = EvictionMethodName.API
+    async def act(work: EvictionWork) -> EvictionResult:
+        evictor.withdraw("1-a", "the shortage has ended")
+        await work.step(EvictionStep.WAIT, accepted=True)
+        return ends(pod)(work)
 
-        def unusable(self, _: EvictionCase) -> None:
-            return None
-
-        async def terminate(self, work: EvictionWork) -> EvictionResult:
-            await work.step(EvictionStep.ASK)
-            evictor.withdraw("1-a", "the shortage has ended")
-            await work.step(EvictionStep.WAIT, accepted=True)
-            pod.end()
-            return EvictionResult(outcome=EvictionOutcome.DONE, detail="evicted through the API server")
-
-    evictor = bench.evictor(Asking())
+    evictor = bench.evictor(ScriptedWay(EvictionMethodName.API, act))
     (case,) = await carried_out(evictor, order_for("a"))
     assert (case.outcome, case.accepted) == (EvictionOutcome.DONE, True)
 

@@ -1,7 +1,6 @@
 """Disruption budgets that could not be asked: which pods are ended anyway, one at a time, reported first."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,7 +15,6 @@ from reconciler.responses.eviction.executor import Evictor
 from reconciler.responses.means.base import EvictionResult, EvictionWork
 from reconciler.responses.means.config import ApiMeans, RestartRules
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOrder, EvictionOutcome, EvictionStep
-from state.store import StoreBatch
 from tests.fakes.constants import varied
 from tests.fakes.plainpod import PlainPod, ScriptedWay, ends, fails, order_for
 from tests.reconciler.responses.bench import CONFIG, Bench, carried_out, left_at
@@ -92,26 +90,6 @@ async def test_a_shortage_that_kills_online_pods_goes_on_and_is_reported_durably
     )
 
 
-async def test_the_alert_is_stored_before_the_action_and_the_action_waits_for_that(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pod = bench.node.add("a")
-    staged: list[tuple[AlertKind, bool]] = []
-
-    async def stage(batch: StoreBatch, alert: Alert) -> Callable[[], None]:
-        await trio.lowlevel.checkpoint()
-        staged.append((alert.kind, pod.alive))
-        return lambda: None
-
-    monkeypatch.setattr(bench, "stage", stage)
-    await carried_out(bench.evictor(refused_token(), ScriptedWay(CRI, ends(pod))), critical("a"))
-    assert staged == [
-        (AlertKind.EVICTION_PLANNED, True),
-        (AlertKind.EVICTION_UNGUARDED, True),
-        (AlertKind.EVICTION_DONE, False),
-    ]
-
-
 @pytest.mark.parametrize(("forced", "outcome"), [(False, EvictionOutcome.REFUSED), (True, EvictionOutcome.DONE)])
 async def test_a_configuration_that_passes_over_refusals_passes_over_silence(
     bench: Bench, forced: bool, outcome: EvictionOutcome
@@ -127,20 +105,13 @@ async def test_a_configuration_that_passes_over_refusals_passes_over_silence(
 async def test_a_refusal_counts_more_than_the_danger(bench: Bench) -> None:
     pod = bench.node.add("a")
 
-    class Asking:
-        means = API
-
-        def unusable(self, _: EvictionCase) -> None:
-            return None
-
-        async def terminate(self, work: EvictionWork) -> EvictionResult:
-            await work.step(EvictionStep.ASK)
-            await work.replied("HTTP 429: the budget says no", budget=True)
-            await work.replied(WHY)
-            return EvictionResult(outcome=None, detail=WHY, unasked=True)
+    async def act(work: EvictionWork) -> EvictionResult:
+        await work.replied("HTTP 429: the budget says no", budget=True)
+        await work.replied(WHY)
+        return EvictionResult(outcome=None, detail=WHY, unasked=True)
 
     cri = ScriptedWay(CRI, ends(pod))
-    (case,) = await carried_out(bench.evictor(Asking(), cri), critical("a"))
+    (case,) = await carried_out(bench.evictor(ScriptedWay(API, act), cri), critical("a"))
     assert (case.outcome, cri.log, case.reply, case.requests) == (EvictionOutcome.REFUSED, [], WHY, 2)
     assert case.detail == "refused by its disruption budget: HTTP 429: the budget says no"
 
@@ -167,28 +138,17 @@ async def test_a_pod_that_the_kubelet_starts_again_is_not_ended_a_second_time(be
 
 
 class Slow:
-    """A runtime that takes until ``go``, and counts the pods that it ends at the same time."""
-
-    means = CRI
+    """``way``: a runtime that takes until ``go``."""
 
     def __init__(self, pods: dict[str, PlainPod]) -> None:
         self.pods = pods
         self.go = {uid: trio.Event() for uid in pods}
-        self.begun: list[str] = []
-        self.now = 0
-        self.most = 0
+        self.way = ScriptedWay(CRI, self.act)
+        self.begun = self.way.log
 
-    def unusable(self, _: EvictionCase) -> None:
-        return None
-
-    async def terminate(self, work: EvictionWork) -> EvictionResult:
+    async def act(self, work: EvictionWork) -> EvictionResult:
         uid = work.case.order.uid
-        await work.step(EvictionStep.STOP)
-        self.begun.append(uid)
-        self.now += 1
-        self.most = max(self.most, self.now)
         await self.go[uid].wait()
-        self.now -= 1
         return ends(self.pods[uid])(work)
 
 
@@ -196,7 +156,7 @@ async def test_one_pod_at_a_time_until_it_has_stayed_ended_and_the_relief_withdr
     pods = {uid: bench.node.add(uid) for uid in "abc"}
     slow = Slow(pods)
     config = varied(CONFIG, at_once=3, restarts=RestartRules(watch_s=0.2))
-    evictor = bench.evictor(refused_token(), slow, config=config)
+    evictor = bench.evictor(refused_token(), slow.way, config=config)
 
     def case(uid: str) -> EvictionCase:
         return next(case for case in evictor.cases() if case.order.uid == uid)
@@ -221,7 +181,7 @@ async def test_one_pod_at_a_time_until_it_has_stayed_ended_and_the_relief_withdr
         slow.go[waiting[1]].set()
         await until(lambda: case(waiting[1]).outcome is EvictionOutcome.DONE)
         nursery.cancel_scope.cancel()
-    assert (slow.most, pods[waiting[0]].alive) == (1, True)
+    assert (slow.way.most_at_once, pods[waiting[0]].alive) == (1, True)
 
 
 async def test_after_one_that_the_kubelet_has_started_again_the_next_waits_until_it_may_be_ready(bench: Bench) -> None:
@@ -288,7 +248,7 @@ async def test_the_pause_after_a_restarted_pod_is_not_cut_short_by_another_order
 async def test_one_that_waits_is_refused_as_soon_as_the_shortage_is_not_critical_any_more(bench: Bench) -> None:
     pods = {uid: bench.node.add(uid) for uid in "ab"}
     slow = Slow(pods)
-    evictor = bench.evictor(refused_token(), slow)
+    evictor = bench.evictor(refused_token(), slow.way)
     danger = [("node_memory", "node")]
     evictor.measured(danger)
     async with trio.open_nursery() as nursery:
@@ -310,14 +270,17 @@ async def test_one_that_waits_is_refused_as_soon_as_the_shortage_is_not_critical
     }
 
 
-async def test_an_order_of_an_hour_ago_is_not_critical_before_that_is_measured(bench: Bench) -> None:
+@pytest.mark.parametrize("critical", [False, True])
+async def test_what_an_earlier_run_could_not_ask_is_not_carried_out_also_if_it_was_critical_an_hour_ago(
+    bench: Bench, *, critical: bool
+) -> None:
     pod = bench.node.add("a")
     # Announced, but killed before the first action.
-    left = left_at(pod, EvictionStep.ASK, means=API, left=(API,), unasked=WHY, announced=True)
-    bench.leave(replace(left, order=replace(left.order, critical=True, decided_s=time.time() - 3600)))
-    cri = ScriptedWay(CRI, ends(pod))
-    (case,) = await carried_out(bench.evictor(cri))
-    assert (case.outcome, cri.log) == (EvictionOutcome.REFUSED, [])
+    left = left_at(pod, EvictionStep.ASK, means=API, left=(API,), unasked=WHY, announced=critical)
+    bench.leave(replace(left, order=replace(left.order, critical=critical, decided_s=time.time() - 3600)))
+    last = ScriptedWay(SIGNAL, ends(pod))
+    (case,) = await carried_out(bench.evictor(last))
+    assert (case.outcome, last.log) == (EvictionOutcome.REFUSED, [])
 
 
 async def test_what_an_earlier_run_had_begun_to_end_is_ended(bench: Bench) -> None:
@@ -334,20 +297,13 @@ async def test_one_that_waited_for_its_turn_asks_again_first(bench: Bench) -> No
     slow = Slow(pods)
     answers = ["unasked"]
 
-    class Asking:
-        means = API
+    async def act(work: EvictionWork) -> EvictionResult:
+        if answers[0] == "unasked":
+            return EvictionResult(outcome=None, detail=WHY, unasked=True)
+        await work.replied("HTTP 429: no", budget=True)
+        return EvictionResult(outcome=EvictionOutcome.REFUSED, detail="refused by its disruption budget")
 
-        def unusable(self, _: EvictionCase) -> None:
-            return None
-
-        async def terminate(self, work: EvictionWork) -> EvictionResult:
-            await work.step(EvictionStep.ASK)
-            if answers[0] == "unasked":
-                return EvictionResult(outcome=None, detail=WHY, unasked=True)
-            await work.replied("HTTP 429: no", budget=True)
-            return EvictionResult(outcome=EvictionOutcome.REFUSED, detail="refused by its disruption budget")
-
-    evictor = bench.evictor(Asking(), slow)
+    evictor = bench.evictor(ScriptedWay(API, act), slow.way)
     async with trio.open_nursery() as nursery:
         await nursery.start(evictor.run)
         for uid in "ab":
@@ -371,7 +327,7 @@ async def test_an_earlier_runs_case_that_had_acted_precedes_one_that_waited(benc
     for uid, step, means in (("a", EvictionStep.ASK, API), ("b", EvictionStep.STOP, CRI)):
         left = left_at(pods[uid], step, means=means, left=(API,), unasked=WHY, announced=uid == "b")
         bench.leave(replace(left, order=replace(left.order, critical=True, decided_s=time.time())))
-    evictor: Evictor = bench.evictor(refused_token(), slow)
+    evictor: Evictor = bench.evictor(refused_token(), slow.way)
     async with trio.open_nursery() as nursery:
         await nursery.start(evictor.run)
         await until(lambda: bool(slow.begun))
@@ -381,17 +337,9 @@ async def test_an_earlier_runs_case_that_had_acted_precedes_one_that_waited(benc
             go.set()
         await until(lambda: not any(case.open for case in evictor.cases()))
         nursery.cancel_scope.cancel()
-    assert slow.most == 1
+    assert slow.way.most_at_once == 1
     told = [alert.labels["pod"] for alert in bench.told if alert.kind is AlertKind.EVICTION_UNGUARDED]
     assert told == ["a"], "the alert of b was stored by the earlier run"
-
-
-async def test_what_an_earlier_run_could_not_ask_is_not_carried_out_by_this_one(bench: Bench) -> None:
-    pod = bench.node.add("a")
-    bench.leave(left_at(pod, EvictionStep.ASK, means=API, left=(API,), unasked=WHY))
-    last = ScriptedWay(SIGNAL, ends(pod))
-    (case,) = await carried_out(bench.evictor(last))
-    assert (case.outcome, last.log) == (EvictionOutcome.REFUSED, [])
 
 
 def test_a_journal_without_the_newer_fields_is_read() -> None:

@@ -3,8 +3,9 @@
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import grpc
@@ -26,6 +27,7 @@ from tests.fakes.work import FakeWork
 UID = "33333333-3333-4333-8333-333333333333"
 SANDBOX = "43e0f39a54e822c3ee834d53d8a26947f6ba0abcf7b2966ad48e4a8e3f19f5b0"
 CONFIG = varied(EvictionMeans(), margin_s=0.5)
+Stops = list[tuple[str, int]]
 
 
 @pytest.fixture
@@ -48,16 +50,35 @@ def order(grace_s: float | None = None) -> EvictionOrder:
     )
 
 
-def recording(runtime: FakeRuntime, tmp_path: Path, *, ends: bool = True) -> list[tuple[str, int]]:
-    stops: list[tuple[str, int]] = []
+@pytest.fixture
+def stops(runtime: FakeRuntime, tmp_path: Path) -> Stops:
+    """What was stopped, with its grace (-1: a sandbox, with which the pod's processes end)."""
+    found: Stops = []
 
     def on_stop(identifier: str, grace: int) -> None:
-        stops.append((identifier, grace))
-        if grace == -1 and ends:
+        found.append((identifier, grace))
+        if grace == -1:
             (tmp_path / "cgroup.procs").write_text("")
 
     runtime.on_stop = on_stop
-    return stops
+    return found
+
+
+def then(runtime: FakeRuntime, act: Callable[[str], object]) -> None:
+    """Do this with each stop, too, after it."""
+    before = runtime.on_stop
+
+    def on_stop(identifier: str, grace: int) -> None:
+        before(identifier, grace)
+        act(identifier)
+
+    runtime.on_stop = on_stop
+
+
+async def evict(runtime: FakeRuntime, tree: Subtree, case: EvictionCase | None = None, **more: Any) -> EvictionResult:
+    work = FakeWork(case or EvictionCase(order=order()), tree, **more)
+    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
+        return await CriEviction(CONFIG, lambda: cri).terminate(work)
 
 
 def ids(runtime: FakeRuntime) -> set[str]:
@@ -68,9 +89,13 @@ def ids(runtime: FakeRuntime) -> set[str]:
     ("own", "ordered", "used"), [(None, None, 2), (40.0, None, 40), (40.0, 7.0, 7), (1.0, 7.0, 1), (None, 1.0, 1)]
 )
 async def test_all_containers_get_their_grace_and_then_the_sandbox_goes(
-    runtime: FakeRuntime, tree: Subtree, tmp_path: Path, own: float | None, ordered: float | None, used: int
+    runtime: FakeRuntime,
+    tree: Subtree,
+    stops: Stops,
+    own: float | None,
+    ordered: float | None,
+    used: int,
 ) -> None:
-    stops = recording(runtime, tmp_path)
     work = FakeWork(EvictionCase(order=order(ordered), target=EvictionTarget(grace_s=own)), tree)
     async with CriClient(str(runtime.socket), timeout_s=60) as cri:
         result = await CriEviction(CONFIG, lambda: cri).terminate(work)
@@ -81,9 +106,8 @@ async def test_all_containers_get_their_grace_and_then_the_sandbox_goes(
 
 
 async def test_taken_up_again_only_what_is_left_of_the_grace_is_given(
-    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+    runtime: FakeRuntime, tree: Subtree, stops: Stops
 ) -> None:
-    stops = recording(runtime, tmp_path)
     case = EvictionCase(
         order=order(), target=EvictionTarget(grace_s=300.0), step=EvictionStep.STOP, step_s=time.time() - 200.0
     )
@@ -96,38 +120,28 @@ async def test_taken_up_again_only_what_is_left_of_the_grace_is_given(
 
 
 async def test_who_may_never_have_been_asked_gets_a_little_grace_however_long_ago_that_was(
-    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+    runtime: FakeRuntime, tree: Subtree, stops: Stops
 ) -> None:
     """The daemon may have died between the journal and the act; 0 would be SIGKILL at once."""
-    stops = recording(runtime, tmp_path)
     case = EvictionCase(order=order(), target=EvictionTarget(grace_s=30.0), step=EvictionStep.STOP)
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(case, tree, resumed=EvictionStep.STOP))
+    result = await evict(runtime, tree, case, resumed=EvictionStep.STOP)
     assert result.outcome is EvictionOutcome.DONE
     assert set(stops[:-1]) == {(text, 2) for text in ids(runtime)}
 
 
-def restarting(runtime: FakeRuntime, stops: list[tuple[str, int]], *identifiers: str) -> None:
-    """The kubelet starts these again as soon as they have ended."""
-    before = runtime.on_stop
+async def test_a_container_that_is_started_meanwhile_is_reported_and_neither_stopped_nor_killed_with_its_sandbox(
+    runtime: FakeRuntime, tree: Subtree, stops: Stops
+) -> None:
+    first = sorted(ids(runtime))
 
-    def on_stop(identifier: str, grace: int) -> None:
-        before(identifier, grace)
-        if identifier in identifiers:
+    def kubelet(identifier: str) -> None:
+        if identifier == first[0]:
             late = cri_pb2.Container()
             late.CopyFrom(next(container for container in runtime.containers if container.id == identifier))
             late.id, late.state = f"{identifier}+", cri_pb2.CONTAINER_RUNNING
             runtime.containers.append(late)
 
-    runtime.on_stop = on_stop
-
-
-async def test_a_container_that_is_started_meanwhile_is_reported_and_neither_stopped_nor_killed_with_its_sandbox(
-    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
-) -> None:
-    stops = recording(runtime, tmp_path)
-    first = sorted(ids(runtime))
-    restarting(runtime, stops, first[0])
+    then(runtime, kubelet)
     work = FakeWork(EvictionCase(order=order()), tree)
     async with CriClient(str(runtime.socket), timeout_s=60) as cri:
         result = await CriEviction(CONFIG, lambda: cri).terminate(work)
@@ -142,21 +156,17 @@ async def test_a_container_that_is_started_meanwhile_is_reported_and_neither_sto
 
 
 async def test_a_container_that_was_being_started_is_stopped_when_it_runs_in_the_ended_sandbox(
-    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+    runtime: FakeRuntime, tree: Subtree, stops: Stops
 ) -> None:
-    stops = recording(runtime, tmp_path)
     late = next(container for container in runtime.containers if container.pod_sandbox_id == SANDBOX)
     late.state = cri_pb2.CONTAINER_CREATED
-    before = runtime.on_stop
 
-    def on_stop(identifier: str, grace: int) -> None:
-        before(identifier, grace)
+    def started(identifier: str) -> None:
         if identifier == late.id and (SANDBOX, -1) in stops:
             late.state = cri_pb2.CONTAINER_RUNNING
 
-    runtime.on_stop = on_stop
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(EvictionCase(order=order()), tree))
+    then(runtime, started)
+    result = await evict(runtime, tree)
     assert (result.outcome, result.detail) == (EvictionOutcome.DONE, "containers stopped by the runtime")
     assert (late.state, stops[-2:]) == (cri_pb2.CONTAINER_EXITED, [(SANDBOX, -1), (late.id, 2)])
 
@@ -177,23 +187,20 @@ async def test_a_container_that_the_kubelet_adds_to_the_ended_sandbox_for_a_mome
 
 
 async def test_taken_up_again_what_the_kubelet_has_started_since_the_first_read_is_not_stopped(
-    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+    runtime: FakeRuntime, tree: Subtree, stops: Stops
 ) -> None:
-    stops = recording(runtime, tmp_path)
     first = min(ids(runtime))
     case = EvictionCase(
         order=order(), step=EvictionStep.STOP, step_s=time.time(), stopped=(first, "ended before", SANDBOX)
     )
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(case, tree, resumed=EvictionStep.STOP))
+    result = await evict(runtime, tree, case, resumed=EvictionStep.STOP)
     assert (result.outcome, result.returned, [identifier for identifier, _ in stops]) == (None, True, [first])
 
 
 async def test_a_pod_that_the_runtime_lists_after_its_processes_are_there_is_stopped(
-    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+    runtime: FakeRuntime, tree: Subtree, stops: Stops
 ) -> None:
     """The kubelet starts it again at that moment."""
-    stops = recording(runtime, tmp_path)
     expected = ids(runtime)
     sandboxes, containers = runtime.sandboxes, runtime.containers
     runtime.sandboxes, runtime.containers = [], []
@@ -210,27 +217,18 @@ async def test_a_pod_that_the_runtime_lists_after_its_processes_are_there_is_sto
 
 
 async def test_where_the_runtime_does_not_list_the_pod_again_its_sandbox_is_left_to_the_next_method(
-    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+    runtime: FakeRuntime, tree: Subtree, stops: Stops
 ) -> None:
-    stops = recording(runtime, tmp_path)
-    before = runtime.on_stop
-
-    def on_stop(identifier: str, grace: int) -> None:
-        before(identifier, grace)
-        runtime.refusal = (grpc.StatusCode.UNAVAILABLE, "restarting")
-
-    runtime.on_stop = on_stop
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(EvictionCase(order=order()), tree))
+    then(runtime, lambda _: setattr(runtime, "refusal", (grpc.StatusCode.UNAVAILABLE, "restarting")))
+    result = await evict(runtime, tree)
     assert (result.outcome, result.returned) == (None, False)
     assert "restarting" in result.detail
     assert all(grace >= 0 for _, grace in stops)
 
 
 async def test_a_container_that_cannot_be_stopped_does_not_keep_the_sandbox_from_it(
-    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+    runtime: FakeRuntime, tree: Subtree, stops: Stops
 ) -> None:
-    stops = recording(runtime, tmp_path)
     before = runtime.on_stop
 
     def on_stop(identifier: str, grace: int) -> None:
@@ -239,38 +237,31 @@ async def test_a_container_that_cannot_be_stopped_does_not_keep_the_sandbox_from
         before(identifier, grace)
 
     runtime.on_stop = on_stop
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(EvictionCase(order=order()), tree))
+    result = await evict(runtime, tree)
     assert (result.outcome, stops) == (EvictionOutcome.DONE, [(SANDBOX, -1)]), "and its containers with it"
 
 
 async def test_a_pod_that_is_started_again_before_its_groups_are_seen_empty_is_reported(
-    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+    runtime: FakeRuntime, tree: Subtree, stops: Stops, tmp_path: Path
 ) -> None:
-    stops = recording(runtime, tmp_path, ends=False)
-    before = runtime.on_stop
-
-    def on_stop(identifier: str, grace: int) -> None:
-        before(identifier, grace)
+    def kubelet(identifier: str) -> None:
         if identifier == SANDBOX:
             late = cri_pb2.PodSandbox()
             late.CopyFrom(next(sandbox for sandbox in runtime.sandboxes if sandbox.id == SANDBOX))
             late.id = f"{SANDBOX}+"
             runtime.sandboxes.append(late)
+            (tmp_path / "cgroup.procs").write_text("4243\n")
 
-    runtime.on_stop = on_stop
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(EvictionCase(order=order()), tree))
+    then(runtime, kubelet)
+    result = await evict(runtime, tree)
     assert (result.outcome, result.returned) == (None, True)
     assert stops[-1] == (SANDBOX, -1)
 
 
 async def test_processes_that_outlive_what_the_runtime_says_are_left_to_the_next_means(
-    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+    runtime: FakeRuntime, tree: Subtree
 ) -> None:
-    recording(runtime, tmp_path, ends=False)
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(EvictionCase(order=order()), tree))
+    result = await evict(runtime, tree)
     assert (result.outcome, result.detail) == (None, "the runtime reports it stopped, but processes are running")
 
 
@@ -297,7 +288,7 @@ async def test_a_runtime_without_the_pod_that_refuses_or_hangs_is_followed_by_th
 
 
 async def test_a_stop_that_hangs_ends_after_the_grace_and_the_margin(
-    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+    runtime: FakeRuntime, tree: Subtree, stops: Stops
 ) -> None:
     over = threading.Event()
 
@@ -323,9 +314,8 @@ async def test_a_stop_that_hangs_ends_after_the_grace_and_the_margin(
 
 
 async def test_without_a_socket_it_is_not_tried_until_there_is_one(
-    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+    runtime: FakeRuntime, tree: Subtree, stops: Stops
 ) -> None:
-    recording(runtime, tmp_path)
     clients: list[CriClient] = []
     way = CriEviction(CONFIG, lambda: clients[0] if clients else None)
     work = FakeWork(EvictionCase(order=order()), tree)
