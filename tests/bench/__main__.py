@@ -1,6 +1,6 @@
 """``python -m tests.bench``: what the daemon costs and how fast it is, measured on this machine's real cgroups.
 
-    idle N      N pods of two containers: time from start to all right, then CPU and memory while nothing happens
+    idle N      N pods of two containers and a process: time from start to all right, then CPU and memory while nothing happens
                 (--tops T: beside as many `bypassctl top`; --protect full: under this level)
     starts N    N containers started one at a time, and in bursts of 15: signal to last write, beside a bare C loop, and
                 the daemon's CPU time for each of the former (--protect full: under this level)
@@ -51,8 +51,10 @@ _CREATION_S = 0.02
 """From the container's mkdir to the runtime's signal: 14-30 ms were recorded."""
 
 
-def bench_pod(node: DirectoryNode, number: int, *, qos: str = "besteffort", containers: int = 1) -> NodePod:
-    """A running pod; ``containers`` beside the pause container."""
+def bench_pod(
+    node: DirectoryNode, number: int, *, qos: str = "besteffort", containers: int = 1, process: bool = False
+) -> NodePod:
+    """A running pod; ``containers`` beside the pause container; ``process``: one that sleeps in each of them."""
     return node.add(
         f"pod-{number}",
         uid=f"{number:08x}-0000-4000-8000-000000000000",
@@ -61,6 +63,7 @@ def bench_pod(node: DirectoryNode, number: int, *, qos: str = "besteffort", cont
         labels={"app": f"app-{number % 7}", "pod-template-hash": f"{number:010d}"},
         annotations={"kubernetes.io/config.seen": "2026-01-01T00:00:00Z"},
         containers=containers,
+        process=process,
     )
 
 
@@ -116,7 +119,8 @@ def idle(node: DirectoryNode, count: int, seconds: float, tops: int, protect: st
     """Start to all right, then CPU and memory, while ``tops`` live views run."""
     watched = []
     for number in range(count):
-        pod = bench_pod(node, number, qos="besteffort" if number % 2 else "burstable")
+        # A pod without a process would have its processes listed again at each look.
+        pod = bench_pod(node, number, qos="besteffort" if number % 2 else "burstable", process=True)
         watched += [pod.main.group] if number % 2 else []
     config = node.daemon_config(http={"port": HTTP_PORT}, **_level(protect))
     agent = Agent(config, f"{node.root}/agent", http_socket=node.socket)
