@@ -36,11 +36,12 @@ def text(content: str) -> int:
     return fnv1a(f"(string){content}")
 
 
-def cpu_manager(policy: str, default_cpus: str, entries: Mapping[str, Json]) -> int:
-    """Checksum of cpu_manager_state: pod uids to container names to CPU lists."""
+def cpu_manager(policy: str, default_cpus: str, entries: Mapping[str, Json], *, by_id: bool) -> int:
+    """Checksum of cpu_manager_state: pod uids to names to CPU lists; ``by_id``: container ids to CPU lists."""
+    kind = "map[string]string" if by_id else "map[string]map[string]string"
     return fnv1a(
         f"(*state.CPUManagerCheckpoint){{PolicyName:(string){policy} DefaultCPUSet:(string){default_cpus} "
-        f"Entries:(map[string]map[string]string){_go(entries)} Checksum:(checksum.Checksum)0}}"
+        f"Entries:({kind}){_go(entries)} Checksum:(checksum.Checksum)0}}"
     )
 
 
@@ -108,13 +109,16 @@ def _memory_block(block: Json) -> str:
 
 def _device_entry(entry: Json) -> str:
     ids = entry.get("DeviceIDs")
-    nodes = None if ids is None else {int(node): result for node, result in ids.items()}
+    if isinstance(ids, list):  # before 1.20, without NUMA nodes
+        shown = f"([]string){_go(ids)}"
+    else:
+        nodes = None if ids is None else {int(node): result for node, result in ids.items()}
+        shown = f"(checkpoint.DevicesPerNUMA){_map(nodes, _go)}"
     answer = entry.get("AllocResp")
     octets = None if answer is None else list(base64.b64decode(answer))
     return (
         f"{{PodUID:(string){entry['PodUID']} ContainerName:(string){entry['ContainerName']} "
-        f"ResourceName:(string){entry['ResourceName']} DeviceIDs:(checkpoint.DevicesPerNUMA){_map(nodes, _go)} "
-        f"AllocResp:([]uint8){_go(octets)}}}"
+        f"ResourceName:(string){entry['ResourceName']} DeviceIDs:{shown} AllocResp:([]uint8){_go(octets)}}}"
     )
 
 

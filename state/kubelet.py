@@ -10,8 +10,8 @@ What the kubelet has admitted for each container (in-place resizing) has had the
 - from 1.33: ``allocated_pods_state`` (admitted) and ``actuated_pods_state`` (the runtime's last values). From 1.34 the
   entries have another shape; the newest kubelets add the whole pods in protobuf and keep these entries, too.
 
-Source: fixtures recorded from kubelet 1.22, 1.26 and 1.27; KEP-1287; the kubelet's status/state and
-allocation/state packages; the checksum is checked against vectors of Kubernetes' own tests.
+Source: fixtures recorded from kubelet 1.22, 1.26 and 1.27; the CPU manager's version 1 from its source; KEP-1287; the
+kubelet's status/state and allocation/state packages; the checksum is checked against vectors of Kubernetes' own tests.
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,8 @@ _PLAIN: Final = frozenset({"allocationEntries", "resizeStatusEntries", "checksum
 class CpuManagerState(msgspec.Struct, frozen=True, kw_only=True):
     """cpu_manager_state. ``entries``: pod uid -> container name -> exclusive CPUs.
 
-    ``verified`` is False where the file carries no checksum, which the kubelet accepts too.
+    Kubelets before 1.18 write container id -> CPUs (version 1): that is the value of the uid "". ``verified`` is False
+    where the file carries no checksum, which the kubelet accepts too.
     """
 
     policy: CpuPolicy
@@ -63,6 +64,9 @@ class CpuManagerState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exclusive_cpus(self) -> CpuSet:
         return CpuSet.union(cpus for containers in self.entries.values() for cpus in containers.values())
+
+    def exclusive_of(self, uid: str, name: str, container_id: str) -> CpuSet | None:
+        return self.entries.get(uid, {}).get(name) or self.entries.get("", {}).get(container_id)
 
 
 class MemoryBlock(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,23 +101,30 @@ class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_cpu_manager_state(data: bytes, where: str = CPU_STATE) -> CpuManagerState:
-    """Read cpu_manager_state, as of 1.18 and later. Errors: `CheckpointError`."""
+    """Read cpu_manager_state, version 1 or 2. Errors: `CheckpointError`."""
     fields = read.load(data, where, {"policyName", "defaultCpuSet", "entries", "checksum"})
     policy_text = read.text(fields, "policyName", where)
     default_text = read.text(fields, "defaultCpuSet", where)
     entries = read.mapping(fields, "entries", where, optional=True)
-    for uid in entries:
+    by_id = bool(entries) and all(isinstance(value, str) for value in entries.values())
+    for uid in () if by_id else entries:
         for name in read.mapping(entries, uid, f"{where}: entries"):
             read.text(entries[uid], name, f"{where}: entries.{uid}")
     stored = read.number(fields, "checksum", where, optional=True)
-    if stored and stored != (expected := checksum.cpu_manager(policy_text, default_text, entries)):
-        raise CheckpointError(CheckpointFault.CHECKSUM, f"{where}: checksum", stored, f"{expected} for this content")
+    # Without entries only the checksums distinguish the two versions.
+    versions = (by_id,) if entries else (False, True)
+    expected = [checksum.cpu_manager(policy_text, default_text, entries, by_id=version) for version in versions]
+    if stored and stored not in expected:
+        raise CheckpointError(CheckpointFault.CHECKSUM, f"{where}: checksum", stored, f"{expected[0]} for this content")
     if policy_text not in {CpuPolicy.NONE, CpuPolicy.STATIC}:
         raise CheckpointError(CheckpointFault.FOREIGN, f"{where}: policyName", policy_text, '"none" or "static"')
-    pods = {
-        uid: {name: read.cpus(text, f"{where}: entries.{uid}.{name}") for name, text in containers.items()}
-        for uid, containers in entries.items()
-    }
+    if by_id:
+        pods = {"": {cid: read.cpus(text, f"{where}: entries.{cid}") for cid, text in entries.items()}}
+    else:
+        pods = {
+            uid: {name: read.cpus(text, f"{where}: entries.{uid}.{name}") for name, text in containers.items()}
+            for uid, containers in entries.items()
+        }
     return CpuManagerState(
         policy=CpuPolicy(policy_text),
         default_cpus=read.cpus(default_text, f"{where}: defaultCpuSet"),
@@ -152,7 +163,7 @@ def parse_memory_manager_state(data: bytes, where: str = MEMORY_STATE) -> Memory
 
 
 def parse_devices(data: bytes, where: str = DEVICES) -> DeviceState:
-    """Read kubelet_internal_checkpoint, as of 1.20 and later. Errors: `CheckpointError`."""
+    """Read kubelet_internal_checkpoint, with or without NUMA nodes. Errors: `CheckpointError`."""
     outer = read.load(data, where, {"Data", "Checksum"})
     fields = read.mapping(outer, "Data", where)
     read.known(fields, f"{where}: Data", {"PodDeviceEntries", "RegisteredDevices"})
@@ -165,12 +176,15 @@ def parse_devices(data: bytes, where: str = DEVICES) -> DeviceState:
         if item.get("AllocResp") is not None:
             read.text(item, "AllocResp", at)
         nodes: dict[int, tuple[str, ...]] = {}
-        for node in read.mapping(item, "DeviceIDs", at, optional=True):
-            number_of = digits(node.removeprefix("-"))
-            if number_of is None:
-                raise CheckpointError(CheckpointFault.INVALID, f"{at}.DeviceIDs", node, "a NUMA node number")
-            ids = read.texts(item["DeviceIDs"], node, f"{at}.DeviceIDs")
-            nodes[-number_of if node[0] == "-" else number_of] = ids
+        if isinstance(item.get("DeviceIDs"), list):  # before 1.20
+            nodes[-1] = read.texts(item, "DeviceIDs", at)
+        else:
+            for node in read.mapping(item, "DeviceIDs", at, optional=True):
+                number_of = digits(node.removeprefix("-"))
+                if number_of is None:
+                    raise CheckpointError(CheckpointFault.INVALID, f"{at}.DeviceIDs", node, "a NUMA node number")
+                ids = read.texts(item["DeviceIDs"], node, f"{at}.DeviceIDs")
+                nodes[-number_of if node[0] == "-" else number_of] = ids
         uid, name, resource = (read.text(item, key, at) for key in ("PodUID", "ContainerName", "ResourceName"))
         entries.append(DeviceEntry(pod_uid=uid, container=name, resource=resource, devices=nodes))
     listed = read.mapping(fields, "RegisteredDevices", f"{where}: Data", optional=True)

@@ -35,7 +35,7 @@ _ADMIT_S: Final = 30.0
 """How long an entry counts without a cgroup. Measured 3 ms from entry to pod cgroup; more under load."""
 
 _Owner = tuple[str, str]
-"""(pod uid, container name)."""
+"""(pod uid, container name); from a version 1 file, which has container ids only, ("", container id)."""
 
 
 class _Allocated(NamedTuple):
@@ -119,14 +119,14 @@ class Allocations:
                     continue
                 due.append(young_until)
             self._gone_at.pop(owner, None)
-            uid, name = owner
+            uid, name = _named(pods, owner)
             exclusive.setdefault(uid, {})[name] = cpus
             owned |= cpus
         for owner, held in self._held.items():
             # A CPU that the file gives to another container now belongs to that container.
             cpus = held.cpus - owned
             if cpus:
-                uid, name = owner
+                uid, name = _named(pods, owner)
                 exclusive.setdefault(uid, {})[name] = cpus
                 owned |= cpus
                 due.append(held.since + _CONFIRM_S)
@@ -153,10 +153,10 @@ class Allocations:
     def _free_from(self, owner: _Owner, listed: Collection[str] | None, now: float) -> float:
         """When the CPUs of an entry without a cgroup are free; while the kubelet lists the pod, later than now.
 
-        A pod that it lists may start its containers again.
+        A pod that it lists may start its containers again. Entries by container id have no uid to find in the list.
         """
         gone_at = self._gone_at.setdefault(owner, now)
-        if listed is None:
+        if listed is None or not owner[0]:
             return gone_at + _CONFIRM_S
         return now + _CONFIRM_S if owner[0] in listed else now
 
@@ -195,12 +195,26 @@ class Allocations:
         named = _flat(self._good)
         self._first_seen = {owner: at for owner, at in self._first_seen.items() if owner in named}
         self._gone_at = {owner: at for owner, at in self._gone_at.items() if owner in named}
-        self._existed = {owner for owner in named if owner in self._existed or owner[0] in (pods or ())}
+        self._existed = {owner for owner in named if owner in self._existed or _named(pods, owner)[0] in (pods or ())}
+
+
+def _named(pods: Mapping[str, Pod] | None, owner: _Owner) -> _Owner:
+    """Pod uid and container name; a container id without its pod replaces both."""
+    uid, name = owner
+    if uid:
+        return owner
+    found = (
+        (uid, container.name or name)
+        for uid, pod in (pods or {}).items()
+        for container in pod.containers
+        if container.id == name
+    )
+    return next(found, (f"container:{name}", name))
 
 
 def _lacks(pods: Mapping[str, Pod] | None, owner: _Owner) -> bool:
-    """Whether the pod has no cgroup; nothing is known to lack one while ``pods`` is None."""
-    return pods is not None and owner[0] not in pods
+    """Whether the owner has no cgroup; nothing is known to lack one while ``pods`` is None."""
+    return pods is not None and _named(pods, owner)[0] not in pods
 
 
 def _covers(new: CpuManagerState, old: CpuManagerState) -> bool:

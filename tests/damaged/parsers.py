@@ -244,6 +244,7 @@ STAT: Final = b"cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\ncpu1 1 2 3
 PROC_STAT: Final = b"7 (a) b (c)) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 1 2 3\n"
 CHECKPOINTS: Final = "kubelet/memory-static-device-allocated"
 DEVICES: Final = fixture(f"{CHECKPOINTS}/kubelet_internal_checkpoint")
+V1_CPU: Final = b'{"policyName":"static","defaultCpuSet":"0","entries":{"abc":"1-2"},"checksum":0}'
 RETRY: Final = (b"120", b"Wed, 21 Oct 2026 07:28:00 GMT", b"Fri, 31 Dec 9999 23:59:59 +2359")
 NODE_OBJECT: Final = (
     b'{"kind":"Node","metadata":{"name":"n","uid":"u","resourceVersion":"7"},'
@@ -420,11 +421,12 @@ PARSERS: Final[tuple[Parser, ...]] = (
         CHECKPOINT,
         fixture(f"{CHECKPOINTS}/cpu_manager_state"),
         fixture("kubelet/static-one-exclusive/cpu_manager_state"),
+        V1_CPU,
     ),
     of_json(
         kubelet.parse_memory_manager_state, CHECKPOINT, fixture("kubelet/memory-static-exclusive/memory_manager_state")
     ),
-    of_json(kubelet.parse_devices, CHECKPOINT, DEVICES),
+    of_json(kubelet.parse_devices, CHECKPOINT, DEVICES, DEVICES.replace(b'{"0":["widget-0"]}', b'["widget-0"]')),
     of_json(
         kubelet.parse_allocations,
         CHECKPOINT,

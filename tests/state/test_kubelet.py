@@ -102,6 +102,23 @@ def test_the_recorded_device_is_read_with_its_numa_node() -> None:
 # Older and newer formats (vectors of Kubernetes' own tests)
 
 
+def test_version_one_is_read_by_container_id() -> None:
+    text = (
+        '{"policyName":"none","defaultCPUSet":"1-3","entries":{"containerID1":"4-6","containerID2":"1-3"},'
+        '"checksum":3680390589}'
+    )
+    manager_state = parse_cpu_manager_state(text.encode())
+    assert manager_state.entries == {"": {"containerID1": CpuSet.parse("4-6"), "containerID2": CpuSet.parse("1-3")}}
+    assert manager_state.verified
+    assert manager_state.exclusive_cpus == CpuSet.parse("1-6")
+    assert manager_state.exclusive_of("uid", "name", "containerID1") == CpuSet.parse("4-6")
+    assert manager_state.exclusive_of("uid", "name", "containerID3") is None
+
+
+def test_version_one_without_entries_is_known_by_its_checksum() -> None:
+    assert parse_cpu_manager_state(b'{"policyName":"none","defaultCPUSet":"1-3","checksum":1694838852}').verified
+
+
 def test_a_file_of_the_time_before_checksums_is_read_but_not_called_verified() -> None:
     manager_state = parse_cpu_manager_state(b'{"policyName":"static","defaultCpuSet":"0-3"}')
     assert (manager_state.default_cpus, manager_state.verified) == (CpuSet.span(4), False)
@@ -121,6 +138,18 @@ def test_a_newer_kubelets_format_is_named_as_such_and_not_called_corrupt(text: s
     fault, message = fault_of(text)
     assert fault is CheckpointFault.FUTURE
     assert "newer kubelet" in message
+
+
+def test_devices_without_numa_nodes_are_read_as_of_an_unknown_node() -> None:
+    entry = {"PodUID": "u", "ContainerName": "c", "ResourceName": "r", "DeviceIDs": ["b", "a"], "AllocResp": None}
+    hashed = (
+        "(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)[{PodUID:(string)u "
+        "ContainerName:(string)c ResourceName:(string)r DeviceIDs:([]string)[b a] AllocResp:([]uint8)<nil>}] "
+        "RegisteredDevices:(map[string][]string)map[r:[a b]]}"
+    )
+    data = {"PodDeviceEntries": [entry], "RegisteredDevices": {"r": ["a", "b"]}}
+    device_state = parse_devices(json.dumps({"Data": data, "Checksum": checksum.fnv1a(hashed)}).encode())
+    assert device_state.entries[0].devices == {-1: ("b", "a")}
 
 
 # Files that are no use, each distinguished
@@ -178,6 +207,7 @@ def test_a_policy_that_nobody_knows_is_foreign_and_named() -> None:
         ('{"policyName":"static","defaultCpuSet":"0","entries":{"u":{"c":7}}}', "entries.u: c: 7"),
         ('{"policyName":"static","defaultCpuSet":"0","entries":{"u":{"c":"9-1"}}}', "entries.u.c: '9-1'"),
         ('{"policyName":"static","defaultCpuSet":"0","entries":{"u":"1","v":{"c":"1"}}}', "entries: u: '1'"),
+        ('{"policyName":"static","defaultCpuSet":"0","entries":{"id":"9-1"}}', "entries.id: '9-1'"),
         ('{"policyName":"static","defaultCpuSet":"0","checksum":-1}', "checksum: -1"),
         ('{"policyName":"static","defaultCpuSet":"0","checksum":true}', "checksum: True"),
     ],
@@ -221,6 +251,14 @@ def test_a_wrong_field_is_named_with_its_value(text: str, field: str) -> None:
                 '"AllocResp":"a"}]},"Checksum":0}'
             ),
             "AllocResp",
+        ),
+        (
+            "kubelet_internal_checkpoint",
+            (
+                '{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"r","DeviceIDs":[5]}]},'
+                '"Checksum":0}'
+            ),
+            "DeviceIDs: 5: expected a list of texts",
         ),
         ("kubelet_internal_checkpoint", '{"Data":{"RegisteredDevices":{"r":[5]}},"Checksum":0}', "a list of texts"),
         ("pod_status_manager_state", '{"allocationEntries":{"u":{"c":{"cpu":1}}},"checksum":0}', "cpu: 1"),

@@ -96,7 +96,7 @@ class Records:
         owner = self._owner(entry)
         if owner.kind is ContainerKind.SANDBOX:
             return text  # the kubelet gives pause containers no CPUs, and takes none from them
-        own = cpus.entries.get(owner.uid or "", {}).get(owner.name or "")
+        own = cpus.exclusive_of(owner.uid or "", owner.name or "", _container(entry) or "")
         if own:
             return str(own)
         if owner.name is None and wanted <= taken:

@@ -168,7 +168,7 @@ def _contradictions(node: InspectedNode, state: CpuManagerState) -> list[str]:
         for cid, group in sorted(pod.containers.items()):
             bundle, path = _bundle(node, cid), group.path
             name = (bundle.container_name if bundle is not None else None) or ""
-            record = state.entries.get(uid, {}).get(name)
+            record = state.exclusive_of(uid, name, cid)
             with contextlib.suppress(SourceError):
                 path = pod.group.path if node.runtime.sandbox(cid) is not None else path
             kernel = cpus_in_effect(node.hierarchy, path)

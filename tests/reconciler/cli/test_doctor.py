@@ -201,10 +201,15 @@ def test_a_narrowed_besteffort_directory_conflicts_with_the_static_cpu_manager(g
     assert "besteffort_cpuset: false" in fix
 
 
-@pytest.mark.parametrize("sandboxed", [False, True])
-def test_exclusive_cpus_that_no_file_has_are_not_called_respected(good: LiveNode, sandboxed: bool) -> None:
+@pytest.mark.parametrize("case", ["runc", "sandboxed", "kubelet before 1.18"])
+def test_exclusive_cpus_that_no_file_has_are_not_called_respected(good: LiveNode, case: str) -> None:
     """Kubernetes 120230; and a pod in gVisor, whose processes are in the pod's directory, not in the container's."""
     box = f"{group(PINNED)}/{container_id(PINNED)}"
+    sandboxed = case == "sandboxed"
+    if case == "kubelet before 1.18":
+        entries = f'{{"{container_id(PINNED)}":"7"}}'
+        text = f'{{"policyName":"static","defaultCpuSet":"0-6","entries":{entries}}}'
+        good.put("var/lib/kubelet/cpu_manager_state", text)
     if sandboxed:
         shim = f"run/containerd/io.containerd.runtime.v2.task/k8s.io/{container_id(PINNED)}/shim-binary-path"
         good.put(shim, "/usr/local/bin/containerd-shim-runsc-v1")

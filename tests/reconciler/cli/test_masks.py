@@ -158,9 +158,15 @@ def test_a_manifest_that_cannot_be_read_is_not_kept_at_all() -> None:
         masks.mask_yaml_text("a: [hunter2")
 
 
-def test_the_device_checkpoint_loses_the_plugins_answers_and_keeps_a_right_checksum() -> None:
+@pytest.mark.parametrize("numa", [True, False], ids=["with NUMA nodes", "before 1.20"])
+def test_the_device_checkpoint_loses_the_plugins_answers_and_keeps_a_right_checksum(numa: bool) -> None:
     with open("tests/fixtures/kubelet/memory-static-device-allocated/kubelet_internal_checkpoint", "rb") as file:
         text = file.read()
+    if not numa:
+        content = json.loads(text)
+        content["Data"]["PodDeviceEntries"][0]["DeviceIDs"] = ["widget-0"]
+        content["Checksum"] = checksum.devices(*content["Data"].values())
+        text = json.dumps(content).encode()
     before = parse_devices(text)
     masked = masks.mask_devices(text.decode())
     assert json.loads(masked)["Data"]["PodDeviceEntries"][0]["AllocResp"] is None

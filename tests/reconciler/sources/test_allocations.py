@@ -26,6 +26,15 @@ def state(default: str, policy: CpuPolicy = CpuPolicy.STATIC, **entries: str) ->
     )
 
 
+def by_id(default: str, **entries: str) -> CpuManagerState:
+    """As of a kubelet before 1.18: the keys are container ids."""
+    return CpuManagerState(
+        policy=CpuPolicy.STATIC,
+        default_cpus=CpuSet.parse(default),
+        entries={"": {cid: CpuSet.parse(cpus) for cid, cpus in entries.items()}},
+    )
+
+
 def pods(*uids: str) -> dict[str, Pod]:
     return {
         uid: Pod(
@@ -235,6 +244,22 @@ def test_from_static_to_none_is_careful_and_from_none_to_static_is_at_once() -> 
     assert (view.policy, view.held, view.exclusive) == (CpuPolicy.NONE, False, {})
     known.read(state("0-1"), 200)
     assert known.view(pods("a"), 200).policy is CpuPolicy.STATIC
+
+
+def test_version_one_entries_find_their_pod_by_container_id() -> None:
+    known = begun(by_id("0", ida="1", idz="2"))
+    view = known.view(pods("a"), 1)
+    assert view.exclusive == {"a": {"main": CpuSet([1])}, "container:idz": {"idz": CpuSet([2])}}
+    assert known.view(pods("a"), 31).exclusive == {"a": {"main": CpuSet([1])}}
+    known.read(by_id("0-1,2"), 32)
+    assert known.view(pods("a"), 33).held
+    assert known.view(pods(), 34).exclusive == {}
+
+
+def test_without_a_uid_to_find_in_the_list_they_are_free_after_the_confirmation_time() -> None:
+    known = begun(by_id("0", ida="1"), "a")
+    assert (known.view({}, 2, listed={"x"}).default_cpus, known.recheck_at) == (CpuSet([0]), 32)
+    assert known.view({}, 32, listed={"x"}).default_cpus == CpuSet.span(2)
 
 
 def test_the_recorded_life_of_an_exclusive_pod_is_followed_without_a_gap() -> None:

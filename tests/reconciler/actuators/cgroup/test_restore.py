@@ -267,13 +267,15 @@ def test_cpus_that_are_exclusive_by_now_are_not_given_back(tmp_path: Path) -> No
     assert (done.undo, node.read(GROUP, SET)) == (RestoreOutcome.RESTORED, "0,2-3")
 
 
-def test_the_owner_of_exclusive_cpus_gets_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("entries", [{UID: {"main": "2-3"}}, {CID: "2-3"}], ids=["by name", "by id, before 1.18"])
+def test_the_owner_of_exclusive_cpus_gets_them(tmp_path: Path, entries: dict[str, object]) -> None:
     node = Node(tmp_path)
     node.update(SET, "0-3")
     life = node.agent()
     life.want(GROUP, {SET: CpuSet.parse("3")})
     life.kill()
-    node.checkpoint("0-1", {UID: {"main": "2-3"}})
+    content = {"policyName": "static", "defaultCpuSet": "0-1", "entries": entries}
+    Path(f"{node.kubelet}/cpu_manager_state").write_text(json.dumps(content))
     (done,) = node.restore()
     assert (done.undo, node.read(GROUP, SET)) == (RestoreOutcome.RESTORED, "2-3")
 
