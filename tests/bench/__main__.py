@@ -1,7 +1,7 @@
 """``python -m tests.bench``: what the daemon costs and how fast it is, measured on this machine's real cgroups.
 
-    idle N      N pods of two containers and a process: time from start to all right, then CPU and memory while nothing happens
-                (--tops T: beside as many `bypassctl top`; --protect full: under this level)
+    idle N      N pods of two containers and a process: time from start to all right, then CPU and memory while nothing
+                happens (--tops T: beside as many `bypassctl top`; --protect full: under this level)
     starts N    N containers started one at a time, and in bursts of 15: signal to last write, beside a bare C loop, and
                 the daemon's CPU time for each of the former (--protect full: under this level)
     instructions N  N real containers started one at a time and in bursts of 15, under load: bounded before the first

@@ -69,7 +69,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--scheduler", help="each law under each of these features and NAME=VALUE of the scheduler, by commas"
     )
-    parser.add_argument("--cpus", type=int, help="CPUs of the machine, which share one host's CPU in turn")
+    parser.add_argument("--cpus", type=int, help="CPUs of the machine; more than one: in the host's time")
     parser.add_argument("--trace", dest="longest", type=int, metavar="N", help="what ran during the N longest requests")
     parser.add_argument("--record", type=Path, default=Path("dist/virtual.jsonl"))
     parser.add_argument("--limit", type=float, default=900, help="seconds of this host after which the boot is ended")
