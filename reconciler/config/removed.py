@@ -24,9 +24,9 @@ kubelet: timeout_s 3s, period_s 10s
 runtime: timeout_s 2s
 apiserver: timeout_s 10s
 alerts: queue 1000, source_down_s 1m
-policies.exclusive: remember 256, prefer_cpu true
+policies.exclusive: remember 256
 policies.shared.size: grow_step_cpus 10, grow_step_percent 50%, grow_interval_s 1s, shrink_step_cpus 2, \
-shrink_step_percent 10%, shrink_interval_s 30s, whole_cores true, headroom_milli 1cpu, minimum_cpus 2
+shrink_step_percent 10%, shrink_interval_s 30s, headroom_milli 1cpu, minimum_cpus 2
 policies.shared.provision.estimate: margin_percent 25%, half_life_s 5m, ramp_up_s 30s, stale_after_s 15s, \
 fallback_milli 1cpu
 policies.shared.provision.pid.cpu_sched_wait: up 0.5, down 0.09, above 0.05, below 0.2
@@ -110,6 +110,8 @@ REMOVED: Final[Mapping[str, str]] = {
     "interference.responses.squeeze": "the sizes of steps and what a pod keeps are fixed",
     "interference.responses.partition": "always to 50, 25 and 10 % of BE's share",
     "policies.exclusive.placement.combinations": "always 16",
+    "policies.exclusive.prefer_cpu": "always true",
+    "policies.shared.size.whole_cores": "always true",
     "policies.reclaimed.placement.combinations": "always 16",
     "policies.shared.provision.pid.cpu_usage_ratio": "its gains are fixed; provision.target_percent is the target",
     "policies.memory_qos.system": "pods of the system have the defaults of online pods",
