@@ -59,8 +59,27 @@ from state.store_files import Marks, check_header, file_marks, identity, sync_di
 __all__ = ["DEFAULT_PATH", "NewerSchemaError", "Store", "StoreBatch", "boot_id", "read_dump"]
 
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-# While opening, "no such table" and (code 0, Python's own) text other than UTF-8 are damage too: our SQL is right.
-_DAMAGED_AT_OPEN: Final = _DAMAGED | {sqlite3.SQLITE_ERROR, 0}
+# Where a file is read, every other error than these is damage: our SQL is right, so "no such table", a row longer than
+# any (SQLITE_TOOBIG), more steps than a store needs, or (code 0, Python's own) text other than UTF-8 are the file's.
+_ENVIRONMENT: Final = frozenset(
+    {
+        *(
+            sqlite3.SQLITE_BUSY,
+            sqlite3.SQLITE_LOCKED,
+            sqlite3.SQLITE_FULL,
+            sqlite3.SQLITE_READONLY,
+            sqlite3.SQLITE_IOERR,
+        ),
+        *(
+            sqlite3.SQLITE_CANTOPEN,
+            sqlite3.SQLITE_PERM,
+            sqlite3.SQLITE_AUTH,
+            sqlite3.SQLITE_NOMEM,
+            sqlite3.SQLITE_NOLFS,
+        ),
+        *(sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_MISUSE),
+    }
+)
 _PUT: Final = "INSERT INTO {} VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET row = excluded.row"
 
 
@@ -178,7 +197,7 @@ class Store:
                 try:
                     return _rows(connection, table)
                 except (sqlite3.Error, ValueError) as exc:
-                    raise self._failed(exc) from exc
+                    raise self._failed(exc, reading=True) from exc
             try:
                 tables = read_tables(self.path)
             except NoStoreError:
@@ -340,7 +359,7 @@ class Store:
                 self._replace_missing()
                 self._connect()
             except (sqlite3.DatabaseError, ValueError) as exc:
-                if isinstance(exc, sqlite3.DatabaseError) and _code(exc) not in _DAMAGED_AT_OPEN:
+                if isinstance(exc, sqlite3.DatabaseError) and _code(exc) in _ENVIRONMENT:
                     raise
                 self._quarantine(str(exc))
                 self._connect()
@@ -502,13 +521,13 @@ class Store:
 
     # Failing
 
-    def _failed(self, exc: sqlite3.Error | ValueError) -> StoreError:
-        """What a failed transaction, or a broken seal, means for the store from now on."""
+    def _failed(self, exc: sqlite3.Error | ValueError, *, reading: bool = False) -> StoreError:
+        """What a failed transaction or read, or a broken seal, means for the store from now on."""
         code = _code(exc) if isinstance(exc, sqlite3.Error) else sqlite3.SQLITE_CORRUPT
         if code == sqlite3.SQLITE_BUSY:
             return StoreError(f"{self.path}: the store is in use by another process: {exc}")
         short = getattr(exc, "sqlite_errorcode", None) == sqlite3.SQLITE_IOERR_SHORT_READ  # cut off under us
-        if code in _DAMAGED or short:
+        if code in _DAMAGED or short or (reading and code not in _ENVIRONMENT):
             try:
                 self._quarantine(str(exc))
                 self._connect()

@@ -13,6 +13,7 @@ from state import reader, schema
 from state.reader import open_readonly, read_dump, read_tables
 from state.schema import APPLICATION_ID, FILES, KEYED, VERSION, seal
 from state.store import Store
+from tests.state.storing import batch_of, content
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x AS key, x AS row FROM c"
 HISTORY = "CREATE TABLE history (seq INTEGER PRIMARY KEY AUTOINCREMENT, row BLOB NOT NULL)"
@@ -105,3 +106,24 @@ def test_problems_are_bounded_in_number_and_length(tmp_path: Path) -> None:
     problems = read_tables(path).problems
     assert 100 <= len(problems) <= 102
     assert max(map(len, problems)) < 500
+
+
+@pytest.mark.parametrize("in_use", [False, True], ids=["when opened", "in use"])
+def test_a_row_longer_than_any_is_damage_and_the_rest_is_kept(tmp_path: Path, *, in_use: bool) -> None:
+    path = str(tmp_path / "state.db")
+    store = Store(path, boot="b")
+    store.apply(batch_of(FILES, {"good": "x"}))
+    if not in_use:
+        store.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("INSERT INTO files VALUES ('long', zeroblob(17 << 20))")
+        connection.commit()
+    if in_use:
+        with pytest.raises(StoreError, match="was damaged"):
+            store.rows(FILES)
+    else:
+        store = Store(path, boot="b")
+    assert store.writable
+    assert store.quarantined is not None
+    assert content(store, FILES) == {"good": "x"}
+    store.close()
