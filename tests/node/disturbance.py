@@ -183,9 +183,11 @@ class Theatre:
         until = began + within_s
         try:
             while time.monotonic() < until and recovered_s is None:
-                time.sleep(0.2)
+                # Each answer takes some ms of the small part of a busy CPU that the agent has.
+                time.sleep(0.5)
                 now = time.monotonic()
-                for finding in self._findings():
+                document = self.document()
+                for finding in self._findings(document):
                     fields.setdefault(finding["rule"], finding)
                     verdict_s = verdict_s if verdict_s is not None else now - began
                 if verdict_s is not None:
@@ -193,9 +195,9 @@ class Theatre:
                     last = self._median(now - 1.0, now)
                     recovered = now - began > verdict_s + 1.0 and last is not None and last < self._good(calm)
                     # Before the agent's first step it is the disturber or the machine that paused.
-                    if recovered and self._steps():
+                    if recovered and self._steps(document):
                         recovered_s = now - began
-            steps = self._steps()
+            steps = self._steps(self.document())
         finally:
             self._switch(on=False)
         worst = max(self._per_second(began, time.monotonic()), default=0.0)
@@ -213,7 +215,12 @@ class Theatre:
 
     def rest(self) -> None:
         """Wait until the agent has taken everything back: the next run is to begin like the first."""
-        eventually("the victim is well again", lambda: not self._findings() and not self._steps(), within_s=90)
+
+        def is_well() -> bool:
+            document = self.document()
+            return not self._findings(document) and not self._steps(document)
+
+        eventually("the victim is well again", is_well, within_s=90)
 
     def _good(self, calm: float) -> float:
         """Well again: within a half of what it was, and equal to it where that is next to nothing."""
@@ -232,14 +239,14 @@ class Theatre:
         fields: Mapping[str, Any] = json.loads(self.agent.ask("GET", "/state?section=interference"))["interference"]
         return fields
 
-    def _findings(self) -> list[dict[str, Any]]:
-        findings: Sequence[dict[str, Any]] = self.document().get("findings", ())
+    def _findings(self, document: Mapping[str, Any]) -> list[dict[str, Any]]:
+        findings: Sequence[dict[str, Any]] = document.get("findings", ())
         return [
             finding for finding in findings if finding["verdict"] == "interfered" and finding["title"] == "shop/victim"
         ]
 
-    def _steps(self) -> tuple[str, ...]:
-        climbs = self.document().get("ladder", ())
+    def _steps(self, document: Mapping[str, Any]) -> tuple[str, ...]:
+        climbs = document.get("ladder", ())
         return tuple(step["words"] for climb in climbs for step in climb["steps"])
 
     def _file(self, pod: RunningPod) -> str:
