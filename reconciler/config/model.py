@@ -134,13 +134,15 @@ class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         ),
     ] = 10.0
     own_shares: Annotated[
-        Annotated[int, Meta(ge=2, le=1024)] | None,
+        int,
         Meta(
+            ge=2,
+            le=1024,
             description="CPU weight (cpu.shares) of the daemon's own group, raised while its work waits "
-            "(docs/performance.md); null: 50, with the scheduler EEVDF (Linux 6.6 and later) 256; 1024: unmanaged",
+            "(docs/performance.md); 1024: unmanaged",
             extra=_RESTART,
         ),
-    ] = None
+    ] = 50
 
 
 class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -63,11 +63,6 @@ LATE_S: Final = 0.3
 
 A pass of 6 ms waits 0.1 s with 50 shares beside a busy CPU, as it may; it has to end within a second.
 """
-_SHARES: Final = 50
-_SHARES_EEVDF: Final = 256
-"""The weight at rest where none is configured. EEVDF has no credit that a small weight would limit, but it may leave a
-group of 50 shares beside unbounded pods without any CPU time for 3 to 45 s, of 200 for 1 s (6.18; docs/performance.md):
-work that gets none cannot raise its weight."""
 FACTOR: Final = 4
 """The weight grows by it each time."""
 _SETTLE_S: Final = 0.0005
@@ -134,7 +129,7 @@ class OwnGroup(trio.abc.Instrument):
         hierarchy: Hierarchy,
         kubepods: str,
         *,
-        shares: int | None,
+        shares: int,
         starting: Callable[[], bool] = lambda: False,
         files: FileOps = REAL,
         table: str = "/proc/self/cgroup",
@@ -149,13 +144,13 @@ class OwnGroup(trio.abc.Instrument):
 
         ``eevdf``: whether the kernel has that scheduler; None: as the running one. No yield is needed there, and the
         weight of late work is the usual one. ``starting``: whether a container is in creation. ``shares``: the weight
-        at rest; None: by the scheduler; `USUAL_SHARES`: it is unmanaged, and no group is made.
+        at rest; `USUAL_SHARES`: it is unmanaged, and no group is made.
         """
         self._hierarchy = hierarchy
         self._kubepods = kubepods
+        self._shares = shares
         self._eevdf = has_eevdf(os.uname().release) if eevdf is None else eevdf
-        self._shares = shares or (_SHARES_EEVDF if self._eevdf else _SHARES)
-        self._most = USUAL_SHARES if self._eevdf else max(RAISED_SHARES, self._shares)
+        self._most = USUAL_SHARES if self._eevdf else max(RAISED_SHARES, shares)
         """The weight of late work, of the start and of the end."""
         self._rest = self._most
         """The weight while nothing is late: at the end of the start it becomes ``shares``."""

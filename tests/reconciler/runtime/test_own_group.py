@@ -64,7 +64,7 @@ class Daemon:
         mode: Mode,
         group: str = "/bypassd.slice/bypassd.service",
         *,
-        shares: int | None = SHARES,
+        shares: int = SHARES,
         eevdf: bool = False,
         paces: bool = False,
     ) -> None:
@@ -219,17 +219,6 @@ async def test_work_that_waits_for_a_cpu_gets_more_weight_step_by_step_until_it_
     assert daemon.own.status.raised == 1
     daemon.rest()
     assert daemon.weight() in {SHARES, 51}
-
-
-@pytest.mark.parametrize(
-    ("shares", "eevdf", "rest"), [(None, False, "50"), (None, True, "256"), (50, True, "50"), (300, False, "300")]
-)
-async def test_the_weight_at_rest_is_the_schedulers_unless_one_is_configured(
-    tmp_path: Path, shares: int | None, *, eevdf: bool, rest: str
-) -> None:
-    daemon = Daemon(tmp_path, "v1", shares=shares, eevdf=eevdf)
-    daemon.start()
-    assert daemon.kernel.read(daemon.directory, "cpu.shares").strip() == rest
 
 
 async def test_with_eevdf_late_work_gets_the_usual_weight_and_no_sleep(tmp_path: Path) -> None:
