@@ -63,21 +63,18 @@ _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 # any (SQLITE_TOOBIG), more steps than a store needs, or (code 0, Python's own) text other than UTF-8 are the file's.
 _ENVIRONMENT: Final = frozenset(
     {
-        *(
-            sqlite3.SQLITE_BUSY,
-            sqlite3.SQLITE_LOCKED,
-            sqlite3.SQLITE_FULL,
-            sqlite3.SQLITE_READONLY,
-            sqlite3.SQLITE_IOERR,
-        ),
-        *(
-            sqlite3.SQLITE_CANTOPEN,
-            sqlite3.SQLITE_PERM,
-            sqlite3.SQLITE_AUTH,
-            sqlite3.SQLITE_NOMEM,
-            sqlite3.SQLITE_NOLFS,
-        ),
-        *(sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_MISUSE),
+        sqlite3.SQLITE_AUTH,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_MISUSE,
+        sqlite3.SQLITE_NOLFS,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_READONLY,
     }
 )
 _PUT: Final = "INSERT INTO {} VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET row = excluded.row"
@@ -522,12 +519,13 @@ class Store:
     # Failing
 
     def _failed(self, exc: sqlite3.Error | ValueError, *, reading: bool = False) -> StoreError:
-        """What a failed transaction or read, or a broken seal, means for the store from now on."""
+        """What a failed transaction (``reading``: a read), or a broken seal, means for the store from now on."""
         code = _code(exc) if isinstance(exc, sqlite3.Error) else sqlite3.SQLITE_CORRUPT
         if code == sqlite3.SQLITE_BUSY:
             return StoreError(f"{self.path}: the store is in use by another process: {exc}")
         short = getattr(exc, "sqlite_errorcode", None) == sqlite3.SQLITE_IOERR_SHORT_READ  # cut off under us
-        if code in _DAMAGED or short or (reading and code not in _ENVIRONMENT):
+        # Without a code it may be our own mistake, such as a closed connection: the next opening decides.
+        if code in _DAMAGED or short or (reading and code and code not in _ENVIRONMENT):
             try:
                 self._quarantine(str(exc))
                 self._connect()

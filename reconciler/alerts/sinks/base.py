@@ -1,6 +1,7 @@
 """The interface of a sink: it takes notices, or fails with a reason."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -71,7 +72,7 @@ def check_kind(kind: AnySinkKind) -> None:
         raise ValueError("its config must be frozen and forbid unknown fields")
 
 
-class AlertSink:
+class AlertSink(ABC):
     """One of them. Only one `send` runs at a time; it may be cancelled at any await."""
 
     most: int | None = None
@@ -81,11 +82,11 @@ class AlertSink:
     repeat_s: float | None = None
     """Further alerts of one incident are sent after this, whatever the configuration; None: as configured."""
 
+    @abstractmethod
     async def send(self, notices: Sequence[Incident]) -> None:
         """Send these. Errors: `SinkError`; then all of them are sent again."""
-        raise NotImplementedError
 
-    async def aclose(self) -> None:
+    async def aclose(self) -> None:  # noqa: B027  # most hold nothing
         """Close what is held: nothing, by default."""
 
 

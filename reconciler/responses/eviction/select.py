@@ -75,7 +75,11 @@ class Victim(NamedTuple):
     ranking: tuple[str, ...]
 
 
-Selection = tuple[list[Victim], list[EvictionRefusal]]
+class Selection(NamedTuple):
+    """The victims of a pass, and why no other pod is one."""
+
+    picks: list[Victim]
+    refusals: list[EvictionRefusal]
 
 
 class PendingRelease(NamedTuple):
@@ -110,7 +114,7 @@ class _ShortagePlan(NamedTuple):
 
 def select(grounds: SelectionContext, pressures: Sequence[Shortage]) -> Selection:
     """The victims of this pass. Hard shortages are handled in the order of ``pressures``."""
-    return _Selector(grounds).run(pressures) if pressures else ([], [])
+    return _Selector(grounds).run(pressures) if pressures else Selection([], [])
 
 
 @final
@@ -145,7 +149,7 @@ class _Selector:
                 if plan is not None:
                     self._take(pressure, plan)
         self._soft([pressure for pressure in pressures if not pressure.hard])
-        return self._picks, self._refusals
+        return Selection(self._picks, self._refusals)
 
     def _soft(self, pressures: Sequence[Shortage]) -> None:
         plans = [(pressure, plan) for pressure in pressures if (plan := self._plan(pressure)) is not None]
