@@ -26,12 +26,12 @@ from msgspec.structs import replace
 from reconciler.pods.marks import LONGEST_NAME, MarkReader, limited, too_long
 from reconciler.sources.podspec import (
     LONGEST_UID,
-    META_NAMES,
     MOST_CONTAINERS,
     SPEC_NAMES,
     STATUS_NAMES,
     ContainerSpec,
     ContainerStatus,
+    MarkedMeta,
     MarkedObject,
     Marks,
     ObjectMeta,
@@ -124,16 +124,9 @@ class _ListedStatus(Struct, frozen=True, rename=STATUS_NAMES):
     ephemeral_container_statuses: list[Raw] | None = None
 
 
-class _ListedMeta(Struct, frozen=True, rename=META_NAMES):
-    """`ObjectMeta` but for what `MarkedMeta` has."""
-
-    owners: list[Raw] | None = None
-    deletion_timestamp: str | None = None
-    deletion_grace_s: float | None = None
-
-
 class _ListedObject(Struct, frozen=True):
-    metadata: _ListedMeta = _ListedMeta()
+    """A pod without its metadata, which is read before."""
+
     spec: _ListedSpec = _ListedSpec()
     status: _ListedStatus = _ListedStatus()
 
@@ -156,7 +149,9 @@ _decode_owner = msgspec.json.Decoder(OwnerReference).decode
 _decode_toleration = msgspec.json.Decoder(Toleration).decode
 _decode_address = msgspec.json.Decoder(PodIP).decode
 _decode_condition = msgspec.json.Decoder(PodCondition).decode
-_decode_name = msgspec.json.Decoder(str | None).decode
+_decode_text = msgspec.json.Decoder(str | None).decode
+_decode_seconds = msgspec.json.Decoder(float | None).decode
+_decode_items = msgspec.json.Decoder(list[Raw] | None).decode
 _decode_marked = msgspec.json.Decoder(MarkedObject).decode
 _UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeError)
 
@@ -449,7 +444,8 @@ def read_pod(item: bytes, length: int, first: int, source: str, reader: MarkRead
     """
     problem = "" if length == len(item) else too_long("pod", length, len(item))
     try:
-        meta = _marked(item, first, whole=not problem).metadata
+        metadata, rest = _parts(item, first, whole=not problem)
+        meta = _decode_marked(metadata).metadata
         known = ObjectMeta(
             name=_short(meta.name, LONGEST_NAME),
             namespace=_short(meta.namespace, LONGEST_NAME),
@@ -460,7 +456,7 @@ def read_pod(item: bytes, length: int, first: int, source: str, reader: MarkRead
     pod: PodObject | None = None
     if not problem:
         try:
-            pod = _pod_object(_decode_pod(item), known)
+            pod = _pod_object(meta, known, _decode_pod(rest))
         except _UNREADABLE as exc:
             problem = str(exc)[:_LONGEST_PROBLEM]
     marks = marks_of(meta.labels, meta.annotations, reader)
@@ -474,18 +470,18 @@ def _short(text: Raw, most: int) -> str | None:
     """A name, which is not even decoded when it is longer than any may be. Errors: `msgspec.DecodeError`."""
     if len(memoryview(text)) > 6 * most + 2:
         raise msgspec.DecodeError(too_long("name, namespace or uid", len(memoryview(text)), most))
-    name: str | None = _decode_name(text)
+    name: str | None = _decode_text(text)
     return name
 
 
-def _pod_object(listed: _ListedObject, known: ObjectMeta) -> PodObject:
-    meta, spec, status = listed.metadata, listed.spec, listed.status
+def _pod_object(meta: MarkedMeta, known: ObjectMeta, listed: _ListedObject) -> PodObject:
+    spec, status = listed.spec, listed.status
     return PodObject(
         metadata=replace(
             known,
-            owners=_first(meta.owners, _decode_owner),
-            deletion_timestamp=meta.deletion_timestamp,
-            deletion_grace_s=meta.deletion_grace_s,
+            owners=_first(_decode_items(meta.owners), _decode_owner),
+            deletion_timestamp=_decode_text(meta.deletion_timestamp),
+            deletion_grace_s=_decode_seconds(meta.deletion_grace_s),
         ),
         spec=PodSpec(
             containers=_first(spec.containers, _decode_container),
@@ -515,14 +511,17 @@ def _first(items: list[Raw] | None, decode: Callable[[Raw], T]) -> list[T] | Non
     return None if items is None else [decode(raw) for raw in items[: MOST_CONTAINERS + 1]]
 
 
-def _marked(item: bytes, first: int, *, whole: bool) -> MarkedObject:
-    """The metadata of a pod whose other parts may be cut off or unreadable, as far as it precedes those."""
+def _parts(item: bytes, first: int, *, whole: bool) -> tuple[bytes, bytes]:
+    """A pod's metadata and its other parts, which may be cut off or unreadable; all of it twice if it begins otherwise.
+
+    The metadata may be long, so it is passed over no second time.
+    """
     start = _METADATA.match(item)
     if start is not None and start.end() < first <= len(item):
-        return _decode_marked(b'{"metadata":' + item[start.end() : first] + b"}")
+        return b'{"metadata":' + item[start.end() : first] + b"}", b'{"metadata":null' + item[first:]
     if not whole:
         raise msgspec.DecodeError("its metadata is cut off")
-    return _decode_marked(item)
+    return item, item
 
 
 def _unreadable(item: bytes, source: str, problem: str, cause: Exception) -> ListedPod:

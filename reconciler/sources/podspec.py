@@ -158,14 +158,17 @@ class PodObject(Struct, frozen=True):
     status: PodStatus = PodStatus()
 
 
-class MarkedMeta(Struct, frozen=True):
-    """The pod's identity, with its labels and annotations as in the JSON."""
+class MarkedMeta(Struct, frozen=True, rename=META_NAMES):
+    """A pod's metadata with its parts as in the JSON, so that one of a wrong type does not lose the others."""
 
     name: Raw = Raw(b"null")
     namespace: Raw = Raw(b"null")
     uid: Raw = Raw(b"null")
     labels: Raw = Raw(b"null")
     annotations: Raw = Raw(b"null")
+    owners: Raw = Raw(b"null")
+    deletion_timestamp: Raw = Raw(b"null")
+    deletion_grace_s: Raw = Raw(b"null")
 
 
 class MarkedObject(Struct, frozen=True):
