@@ -5,6 +5,7 @@ or a sufficient RLIMIT_NICE, one on another user's thread CAP_SYS_NICE. Source: 
 """
 
 import os
+import re
 from typing import Final, Protocol, final
 
 OTHER: Final = 0
@@ -21,19 +22,32 @@ _RESET: Final = 0x4000_0000
 """SCHED_RESET_ON_FORK: of a thread in the idle class it resets a negative nice value only, never the class."""
 
 
+_RELEASE: Final = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 _EEVDF: Final = (6, 6)
+_FIRST_KEEPING: Final = (6, 13, 0)
+_LAST_KEEPING: Final = (6, 18, 44)
 
 
 def kernel_version(release: str) -> tuple[int, int] | None:
     """Major and minor number of a release (``uname -r``), whatever follows them; None where it has none."""
-    numbers = [text[: len(text) - len(text.lstrip("0123456789"))] for text in release.split(".")[:2]]
-    return (int(numbers[0]), int(numbers[1])) if len(numbers) == 2 and all(numbers) else None
+    match = _RELEASE.match(release)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def has_eevdf(release: str) -> bool:
     """Whether a kernel of this release has the EEVDF scheduler; True where that is not known."""
     version = kernel_version(release)
     return version is None or version >= _EEVDF
+
+
+def runner_keeps_cpu(release: str) -> bool:
+    """Whether a running group that is reweighted moves ahead of those that wait, which may starve for seconds.
+
+    From commit 6d71a9c61604 (6.13) to its revert 101f3498b4bd (6.18.45). False where it is not known: a distribution's
+    kernel may have one of them and another number.
+    """
+    match = _RELEASE.match(release)
+    return match is not None and _FIRST_KEEPING <= (int(match[1]), int(match[2]), int(match[3] or 0)) <= _LAST_KEEPING
 
 
 def feature(text: str, name: str) -> int:

@@ -24,8 +24,14 @@ until the work is done or has used `BURST_S` of CPU time, and then not for `REST
 part's first task, has the weight of late work: its libraries take a second of CPU time. The weight is read back, and
 written again where another program (systemd at daemon-reload) changed it.
 
+Who has no CPU at all cannot raise a weight. Linux 6.13 to 6.18.44 place a running group anew whenever its weight on its
+CPU changes, further behind each time: kubepods, whose share of each CPU changes at every tick while BE work moves
+between CPUs, never gives the CPU to a group of 50 (3 to 45 s were seen). So where work has waited longer than
+`STARVED_S` with EEVDF, the weight at rest is `KEPT_SHARES` for `KEPT_S`, and more where that is not enough.
+
 Units: shares as in cpu.shares of cgroup v1, 1024 for a service; on v2 cpu.weight is the same ratio to 100.
-Source: the kernel's sched-design-CFS and place_entity(); measured in virtual time on Linux 5.10 and 6.1.
+Source: the kernel's sched-design-CFS and place_entity(); measured in virtual time on Linux 5.10 and 6.1. The placement
+is commit 6d71a9c61604, reverted by 101f3498b4bd (also in 6.18.45).
 """
 
 import os
@@ -71,6 +77,11 @@ BURST_S: Final = 0.1
 """CPU time with a raised weight at most: a pass takes a few milliseconds, a start less than this after its imports."""
 REST_S: Final = 1.0
 """Between two bursts, so that endless work has a tenth of a CPU at a raised weight."""
+STARVED_S: Final = 1.0
+"""In which each periodic pass has to end. A wait that is longer is more than a small weight explains."""
+KEPT_SHARES: Final = 256
+"""At rest after such a wait: with 200 one of three tries on 6.18 waited a second, with 256 none waited 0.1 s."""
+KEPT_S: Final = 3600.0
 START_SHARES: Final = 10 * USUAL_SHARES
 """While a container is in creation: the weight of the nice value -10. The store's thread has no real-time priority, and
 its rows have to be durable before the runtime's signal."""
@@ -97,6 +108,7 @@ class OwnGroupStatus(Struct, frozen=True, kw_only=True):
     """``group``: the daemon's in the CPU hierarchy. ``top``: the group directly below the root, "" for none.
 
     ``shares``: read back from ``top`` (in cpu.shares); None where it has none. ``raised``: how often work was late.
+    ``starved``: how often it had no CPU for so long that the weight at rest was raised.
     """
 
     placement: Placement
@@ -104,6 +116,7 @@ class OwnGroupStatus(Struct, frozen=True, kw_only=True):
     top: str = ""
     shares: int | None = None
     raised: int = 0
+    starved: int = 0
     problem: str = ""
 
 
@@ -170,7 +183,12 @@ class OwnGroup(trio.abc.Instrument):
         self._raised = 0
         self._raised_to = 0
         """The weight of the present burst; 0: none."""
+        self._starved = 0
+        self._kept_until = 0.0
+        """When the weight at rest is ``shares`` again; 0: it is."""
         self._idle_at = self._idle_used = 0.0
+        self._wakes_at = float("inf")
+        """When the loop's wait ends at the latest."""
         self._raised_used = 0.0
         self._rests_until = 0.0
         self._check_at = 0.0
@@ -186,6 +204,7 @@ class OwnGroup(trio.abc.Instrument):
             top=top,
             shares=self._read_shares() if top else None,
             raised=self._raised,
+            starved=self._starved,
             problem=self._problem,
         )
 
@@ -254,6 +273,7 @@ class OwnGroup(trio.abc.Instrument):
         if not self._managed:
             return
         now = self._now()
+        self._wakes_at = now + timeout
         if self._starting():
             if not self._is_starting:
                 self._is_starting, self._raised_to = True, 0
@@ -278,9 +298,12 @@ class OwnGroup(trio.abc.Instrument):
 
     def after_io_wait(self, timeout: float) -> None:
         if timeout > 0:
-            self._idle_at, self._idle_used = self._now(), self._used()
+            self._idle_at, self._idle_used = min(self._now(), self._wakes_at), self._used()
 
     def _raise(self, now: float) -> None:
+        waited_s = now - self._idle_at - (self._used() - self._idle_used)
+        if self._eevdf and not self._raised_to and waited_s > STARVED_S:
+            self._keep(now, waited_s)
         if not self._raised_to:
             self._raised += 1
             self._raised_used = self._used()
@@ -291,6 +314,13 @@ class OwnGroup(trio.abc.Instrument):
                 self._sleep(_SETTLE_S)
         self._idle_at, self._idle_used = now, self._used()
 
+    def _keep(self, now: float, waited_s: float) -> None:
+        """Have more weight at rest: the end of this burst writes it."""
+        self._starved += 1
+        self._rest = min(self._most, FACTOR * self._rest if self._kept_until else KEPT_SHARES)
+        self._kept_until = now + KEPT_S
+        _LOG.warning("had no CPU time: more weight", seconds=round(waited_s, 1), shares=self._rest, for_s=KEPT_S)
+
     def _lower(self, now: float) -> None:
         self._raised_to = 0
         self._rests_until = now + REST_S
@@ -299,6 +329,8 @@ class OwnGroup(trio.abc.Instrument):
 
     def _check(self, now: float) -> None:
         self._check_at = now + _CHECK_S
+        if 0 < self._kept_until <= now:
+            self._rest, self._kept_until = self._shares, 0.0
         if self._read_shares() != self._as_read(self._rest):
             self._write(self._rest)
 

@@ -168,6 +168,7 @@ def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _counter(
         "own_shares_raised", "Times that the daemon's work waited for a CPU and got more weight.", own.raised
     )
+    yield _counter("own_shares_starved", "Times that it had no CPU for a second and got more at rest.", own.starved)
     stints = now.stints
     yield _histogram("step_seconds", "CPU time of a step of the loop between two checkpoints.", stints.steps)
     yield _histogram("job_seconds", "CPU time of a job of a worker thread.", stints.jobs)

@@ -10,6 +10,7 @@ from cgroupfs.hierarchy import UNIFIED
 from cgroupfs.knobs import CATALOG
 from cgroupfs.lines import lines_of
 from cgroupfs.pressure import PressureResource, group_pressure_file, node_pressure_file, read_pressure
+from cgroupfs.scheduling import runner_keeps_cpu
 from reconciler.actuators.core_sched.prctl import RealPrctl, unable
 from reconciler.actuators.network.netlink import link_mbit
 from reconciler.cli.asking import release
@@ -248,6 +249,12 @@ def _kernel(node: InspectedNode) -> CheckResult:
             "kernel",
             f"{text}: older than the oldest tested release (5.10)",
             "5.10 or later identifies writers and has PSI",
+        )
+    if runner_keeps_cpu(text):
+        return warn(
+            "kernel",
+            f"{text}: beside busy pods other groups (the kubelet's, the runtime's) may have no CPU for seconds",
+            "6.18.45 or later has the scheduler's commit 101f3498b4bd",
         )
     return ok("kernel", text)
 

@@ -100,6 +100,14 @@ def test_every_lack_has_a_fix(good: LiveNode) -> None:
     assert "max_user_watches=8192" in rows["inotify"][2]
 
 
+def test_a_kernel_whose_running_groups_keep_the_cpu_is_told_with_the_release_that_is_mended(good: LiveNode) -> None:
+    good.put("proc/sys/kernel/osrelease", "6.18.44-amd64\n")
+    state, text, fix = states(good.root)["kernel"]
+    assert state is CheckState.WARN
+    assert "6.18.44-amd64" in text
+    assert "6.18.45" in fix
+
+
 def test_exclusive_cpus_are_not_called_respected_where_the_checkpoint_is_of_no_use(good: LiveNode) -> None:
     good.put("var/lib/kubelet/config.yaml", "kind: KubeletConfiguration\ncpuManagerPolicy: static\n")
     for content, fault in (

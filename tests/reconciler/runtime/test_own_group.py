@@ -11,7 +11,7 @@ import pytest
 
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.runtime import own_group, own_weight
-from reconciler.runtime.own_group import BURST_S, LATE_S, REST_S, OwnGroup, Placement
+from reconciler.runtime.own_group import BURST_S, KEPT_S, LATE_S, REST_S, STARVED_S, OwnGroup, Placement
 from reconciler.runtime.own_weight import RAISED_SHARES, USUAL_SHARES
 from reconciler.runtime.stint_timer import StintTimer
 from tests.fakes.kernel import FakeKernel, Mode
@@ -119,10 +119,10 @@ class Daemon:
         self.own.before_io_wait(0)
         self.own.after_io_wait(0)
 
-    def rest(self, seconds: float = 0.1) -> None:
-        """Nothing to do."""
+    def rest(self, seconds: float = 0.1, *, late: float = 0.0) -> None:
+        """Nothing to do, and then no CPU for a while."""
         self.own.before_io_wait(seconds)
-        self.wall += seconds
+        self.wall += seconds + late
         self.own.after_io_wait(seconds)
 
 
@@ -230,6 +230,42 @@ async def test_with_eevdf_late_work_gets_the_usual_weight_and_no_sleep(tmp_path:
         weights.append(daemon.weight())
     assert weights == [200, 800, USUAL_SHARES, USUAL_SHARES]
     assert daemon.sleeps == []
+
+
+async def test_a_wait_that_a_small_weight_does_not_explain_is_followed_by_an_hour_with_more_weight(
+    tmp_path: Path,
+) -> None:
+    daemon = Daemon(tmp_path, "v1", eevdf=True)
+    daemon.start()
+    daemon.step(waited=STARVED_S * 0.9)
+    daemon.rest()
+    assert (daemon.weight(), daemon.own.status.starved) == (SHARES, 0)
+    for expected in (256, USUAL_SHARES, USUAL_SHARES):
+        daemon.rest(REST_S * 2)
+        daemon.step(waited=STARVED_S * 1.1)
+        daemon.rest()
+        assert daemon.weight() == expected
+    assert daemon.own.status.starved == 2, "late work has no more weight than the usual"
+    daemon.rest(KEPT_S * 0.9)
+    daemon.rest()
+    assert daemon.weight() == USUAL_SHARES
+    daemon.rest(KEPT_S * 0.1)
+    daemon.rest()
+    assert daemon.weight() == SHARES
+    daemon.rest(late=STARVED_S * 1.1)
+    daemon.step()
+    daemon.rest()
+    assert daemon.weight() == 256, "late for its own time; what was before the hour does not count"
+
+
+async def test_before_eevdf_a_long_wait_raises_the_weight_for_one_burst_only(daemon: Daemon) -> None:
+    daemon.start()
+    daemon.rest(late=STARVED_S * 3)
+    daemon.step()
+    assert daemon.weight() in {200, 204}
+    daemon.rest()
+    assert daemon.weight() in {SHARES, 51}
+    assert (daemon.own.status.raised, daemon.own.status.starved) == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cgroupfs.scheduling import has_eevdf
+from cgroupfs.scheduling import has_eevdf, runner_keeps_cpu
 from reconciler.runtime.stint_timer import StintTimer
 from reconciler.runtime.stints import LoopTimer
 
@@ -254,6 +254,22 @@ def test_where_the_kernel_would_throttle_an_event_there_is_a_timer(tmp_path: Pat
 )
 def test_which_kernels_charge_a_yield_with_a_slice(release: str, *, expected: bool) -> None:
     assert has_eevdf(release) is expected
+
+
+@pytest.mark.parametrize(
+    ("release", "expected"),
+    [
+        ("6.12.9-amd64", False),
+        ("6.13-rc7", True),
+        ("6.17.1", True),
+        ("6.18.44-cloud-amd64", True),
+        ("6.18.45", False),
+        ("6.19.0", False),
+        ("strange", False),
+    ],
+)
+def test_which_kernels_let_a_running_group_keep_the_cpu(release: str, *, expected: bool) -> None:
+    assert runner_keeps_cpu(release) is expected
 
 
 @BOTH

@@ -77,7 +77,7 @@ def full() -> MetricsSnapshot:
         rss_bytes=42,
         cpu_s=1.25,
         started_at=7.0,
-        own_group=OwnGroupStatus(placement=Placement.OWN, group="/bypassd.slice", shares=50, raised=4),
+        own_group=OwnGroupStatus(placement=Placement.OWN, group="/bypassd.slice", shares=50, raised=4, starved=1),
         priority=PriorityStatus(state=PriorityState.REAL_TIME, nice=-10, lowered=3, overruns=2),
         counters=replace(
             counters.values,
