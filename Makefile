@@ -41,14 +41,16 @@ types: setup
 
 # First what mostly waits, with the processors to itself when it needs them: daemons on nodes made of directories,
 # containers, and what asks the kernel for facts. Behind it, three at a time and the longest first, what needs nothing
-# but a processor (the type check, five parts of the tests). What has the mark `alone` has the
-# machine to itself afterwards: it measures, fills the CPUs, or needs idle ones (BE work has the least weight). The few
-# tests that failed beside others decide at the end, alone.
+# but a processor (the type check, five parts of the tests). Then what needs idle CPUs and uses few (mark `quiet`), two
+# at a time: of those with real containers one at a time has the machine's pods. What has the mark `alone` has the
+# machine to itself afterwards: it measures or fills the CPUs. The few tests that failed beside others decide at the
+# end, alone.
 PARTS = types unit-daemon unit-daemon-starts unit-containers unit-facts unit-rest unit-deciding unit-reconciler unit-cli unit-actuators imports services
 AGAIN = $(VENV)/again
 unit: setup
 	rm -rf $(AGAIN) && mkdir -p $(AGAIN)
 	$(MAKE) --no-print-directory --jobs=7 --output-sync=target $(PARTS)
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target quiet-nodes quiet-containers
 	$(PYTEST) $(NAMES)/alone -m alone $(call marked,alone)
 	$(BIN)/python -m tests.again $(AGAIN) -q $(ORDER)
 
@@ -64,7 +66,7 @@ ORDER = --randomly-seed=1
 NAMES = -p tests.again --again=$(AGAIN)
 PURE = PYTEST_DEBUG_TEMPROOT=$(MEMORY) $(BEHIND) $(PYTEST) -p no:cacheprovider \
 	-o tmp_path_retention_policy=failed -m "not kernel and not containerd and not cluster"
-WAITING = $(PYTEST) -p no:cacheprovider -m "(kernel or containerd) and not alone"
+WAITING = $(PYTEST) -p no:cacheprovider -m "(kernel or containerd) and not alone and not quiet"
 DECIDING = $(addprefix tests/reconciler/,policies detectors interference placement pods responses control headroom)
 ACTING = tests/reconciler/actuators tests/reconciler/signals
 ELSEWHERE = tests/reconciler/cli
@@ -75,7 +77,7 @@ DAEMON = $(wildcard tests/daemon/test_*.py)
 CONTAINERS = $(filter tests/e2e/%,$(KERNEL))
 FACTS = $(filter-out tests/e2e/% tests/daemon/%,$(KERNEL))
 STARTS = $(filter tests/daemon/test_o% tests/daemon/test_r% tests/daemon/test_s% tests/daemon/test_t%,$(DAEMON))
-.PHONY: $(PARTS) bytecode
+.PHONY: $(PARTS) bytecode quiet-nodes quiet-containers
 # One process compiles what all of them import, while the type check has the other processor.
 $(filter-out types imports services,$(PARTS)): bytecode
 bytecode:
@@ -111,6 +113,12 @@ unit-facts:
 
 unit-containers:
 	$(WAITING) $(NAMES)/$@ $(CONTAINERS)
+
+quiet-nodes:
+	$(PYTEST) -p no:cacheprovider $(NAMES)/$@ -m quiet $(filter-out tests/e2e/%,$(call marked,quiet))
+
+quiet-containers:
+	$(PYTEST) -p no:cacheprovider $(NAMES)/$@ -m quiet $(filter tests/e2e/%,$(call marked,quiet))
 
 search: setup ## the pure tests on examples that nobody has seen yet
 	BYPASSD_SEARCH=1 $(BIN)/python -m pytest -q -m "not kernel and not containerd"

@@ -64,8 +64,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if path.parent.name != "daemon" and not re.search(r"mark\.(kernel|containerd)", path.read_text()):
             raise pytest.UsageError(f"{path}: its tests are marked elsewhere, and make test would leave them out")
     for item in items:
-        if any(item.iter_markers("alone")) and (item.path not in marked or "mark.alone" not in item.path.read_text()):
-            raise pytest.UsageError(f"{item.nodeid}: alone is a mark of a kernel test, in its own file")
+        for mark in ("alone", "quiet"):
+            if any(item.iter_markers(mark)) and (
+                item.path not in marked or f"mark.{mark}" not in item.path.read_text()
+            ):
+                raise pytest.UsageError(f"{item.nodeid}: {mark} is a mark of a kernel test, in its own file")
 
 
 @pytest.fixture

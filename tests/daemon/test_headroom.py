@@ -10,7 +10,7 @@ import pytest
 from tests.daemon.process import Daemon, wait_for
 from tests.fakes.node import DirectoryNode
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.quiet
 Make = Callable[..., Daemon]
 
 

@@ -16,7 +16,7 @@ from tests.daemon.process import Daemon, wait_for
 from tests.fakes.daemonprocess import ROOT, environment
 from tests.fakes.node import DirectoryNode
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.quiet
 Make = Callable[..., Daemon]
 FULL = bool(os.environ.get("BYPASSD_FULL"))
 LONG = 5.0 if FULL else 0.8

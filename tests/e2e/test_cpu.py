@@ -84,7 +84,7 @@ def test_a_dedicated_pod_has_its_cpu_from_its_first_instruction_and_keeps_it(
     eventually("the online pod has back what it had", lambda: is_restored(web["main"], everywhere))
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 @pytest.mark.parametrize("reads_list", [True, False], ids=["the pod list is read", "no pod list"])
 def test_what_an_init_container_ran_on_is_what_its_pod_keeps(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, pod_list: dict[str, object], reads_list: bool
@@ -108,7 +108,7 @@ def test_what_an_init_container_ran_on_is_what_its_pod_keeps(
     assert [name for name in pools if name.startswith("dedicated/")] == [f"dedicated/{spec.uid}/main"]
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 def test_be_pods_with_quotas_of_their_own_lend_what_they_do_not_use(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent
 ) -> None:
@@ -128,7 +128,7 @@ def test_be_pods_with_quotas_of_their_own_lend_what_they_do_not_use(
     eventually("a second one has as much", most_of_all)
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 def test_be_work_gives_way_by_the_request_of_an_online_container_that_starts(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent
 ) -> None:

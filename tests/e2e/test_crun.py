@@ -19,7 +19,7 @@ from tests.e2e.test_first_instruction import Property, be_pod, late
 
 pytestmark = [
     pytest.mark.containerd,
-    pytest.mark.alone,
+    pytest.mark.quiet,
     pytest.mark.skipif(Containerd.missing_crun() is not None, reason=str(Containerd.missing_crun())),
     pytest.mark.skipif(pure_v2(), reason="the files that containers report here are cgroup v1's"),
     pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="BE pods kept off some CPUs need a second one"),

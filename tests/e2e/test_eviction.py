@@ -31,7 +31,7 @@ from tests.e2e.pods import ContainerSpec, PodSpec, best_effort, new_uid
 from tests.fakes.constants import varied
 from tests.fakes.http_peer import HttpPeer, Reply
 
-pytestmark = [pytest.mark.containerd, pytest.mark.alone]
+pytestmark = [pytest.mark.containerd, pytest.mark.quiet]
 BUDGET = json.dumps({"kind": "Status", "reason": "TooManyRequests", "message": "budget"}).encode()
 API_THEN_CRI = (EvictionMethodName.API, EvictionMethodName.CRI)
 HARDLY_BEGUN_S = 0.2

@@ -10,7 +10,7 @@ from tests.e2e.node import Node
 from tests.e2e.pods import best_effort, burstable
 from tests.e2e.values import besteffort_quota
 
-pytestmark = [pytest.mark.containerd, pytest.mark.alone, pytest.mark.core]
+pytestmark = [pytest.mark.containerd, pytest.mark.quiet, pytest.mark.core]
 UNLIMITED = {"-1", "max"}
 FAST = {
     "policies.idle_class.sweep_s": 1,

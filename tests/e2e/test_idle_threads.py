@@ -15,7 +15,7 @@ from tests.e2e.intime import STARTS
 from tests.e2e.node import Node, Running
 from tests.e2e.pods import best_effort, burstable
 
-pytestmark = [pytest.mark.containerd, pytest.mark.alone, pytest.mark.core]
+pytestmark = [pytest.mark.containerd, pytest.mark.quiet, pytest.mark.core]
 POLICIES = {"idle_class": {"enabled": True, "group": False, "threads": True}}
 SOON = {"policies.idle_class.sweep_s": 1}
 

@@ -77,7 +77,7 @@ def alive(container: Running) -> bool:
         return False
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 def test_limits_are_set_hold_a_growing_pod_and_are_removed(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, pod_list: dict[str, object]
 ) -> None:
@@ -117,7 +117,7 @@ def test_limits_are_set_hold_a_growing_pod_and_are_removed(
 
 
 @V2
-@pytest.mark.alone
+@pytest.mark.quiet
 def test_who_cannot_be_reclaimed_is_slowed_down_at_memory_high_and_lives(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, pod_list: dict[str, object]
 ) -> None:
@@ -136,7 +136,7 @@ def test_who_cannot_be_reclaimed_is_slowed_down_at_memory_high_and_lives(
 
 
 @V2
-@pytest.mark.alone
+@pytest.mark.quiet
 def test_a_limit_below_use_is_not_written_and_no_process_is_killed(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, pod_list: dict[str, object]
 ) -> None:
@@ -200,7 +200,7 @@ def swap(tmp_path: Path) -> Iterator[None]:
     subprocess.run(["swapoff", file], check=True)
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("swap")
 def test_a_be_pod_swaps_up_to_its_bound_and_is_killed_beyond(

@@ -16,7 +16,7 @@ from tests.e2e.node import Node
 from tests.e2e.pods import best_effort, burstable
 from tests.e2e.values import changes, snapshot
 
-pytestmark = [pytest.mark.containerd, pytest.mark.alone, pytest.mark.core]
+pytestmark = [pytest.mark.containerd, pytest.mark.quiet, pytest.mark.core]
 SIDES = {"policies.idle_class.enabled": "idle class", "policies.idle_class.threads": "idle class of threads"}
 LONG_S = 30.0
 

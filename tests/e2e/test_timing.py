@@ -18,7 +18,7 @@ from tests.fakes.kubelet.cgroups import read
 
 pytestmark = [
     pytest.mark.containerd,
-    pytest.mark.alone,
+    pytest.mark.quiet,
     pytest.mark.skipif(pure_v2(), reason="the bare loop and these files are cgroup v1's"),
 ]
 

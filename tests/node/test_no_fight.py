@@ -26,7 +26,7 @@ from tests.node.writes import WriteLog, Written, count
 
 pytestmark = [
     pytest.mark.kernel,
-    pytest.mark.alone,
+    pytest.mark.quiet,
     pytest.mark.skipif(os.geteuid() != 0, reason="REAL KERNEL TEST NOT RUN: cgroups are made by root only"),
     pytest.mark.skipif("cpuset" not in hierarchies(), reason="REAL KERNEL TEST NOT RUN: it counts writes to v1 files"),
     pytest.mark.skipif(os.cpu_count() != 2, reason="REAL KERNEL TEST NOT RUN: it divides two CPUs"),

@@ -166,7 +166,7 @@ def wanted() -> PlanSnapshot:
 
 
 @pytest.mark.kernel
-@pytest.mark.alone
+@pytest.mark.quiet
 async def test_be_is_held_to_its_ceiling_and_gives_way_to_online_work(cable: Cable) -> None:
     network = cable.network
     async with trio.open_nursery() as nursery:
