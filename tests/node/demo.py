@@ -234,6 +234,8 @@ class Demo(Generic[P]):
             self._screen.show(frame)
             time.sleep(max(0.0, min(REFRESH_S, begin + length - time.monotonic())))
         self._look(last=True)
+        # The table that remains: what the agent says now, and the values read after it.
+        self._rows[number] = self._frame(number, 0.0).rows
         end = time.monotonic()
         seconds = end - counted
         return Measured(

@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from msgspec.structs import replace
@@ -53,8 +54,10 @@ class OffScene:
 @pytest.fixture
 async def scene(tmp_path: Path) -> AsyncIterator[OffScene]:
     node = LiveNode(tmp_path)
-    async with node.looked() as agent:
-        yield OffScene(node, agent)
+    # All at one moment: the pools' sizes follow samples whose age is the machine's.
+    with mock.patch.object(time, "monotonic", return_value=time.monotonic()):
+        async with node.looked() as agent:
+            yield OffScene(node, agent)
 
 
 async def test_the_quota_of_a_pod_is_that_of_its_containers_where_bypassd_bounds_those(scene: OffScene) -> None:
