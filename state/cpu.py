@@ -201,11 +201,13 @@ class KernelScheduler(Struct, frozen=True, kw_only=True):
     """What a kernel's fair scheduler does with an idle class, where that differs by version.
 
     ``threads_yield``: SCHED_IDLE of a thread is heeded beyond the thread's own group (until Linux 6.5). ``eevdf``: the
-    next task is chosen by lag and deadline (from 6.6 on). Neither is known where both are False.
+    next task is chosen by lag and deadline (from 6.6 on). Neither is known where both are False. ``runner_keeps``: a
+    group with a small weight may have no CPU for seconds (`cgroupfs.scheduling.runner_keeps_cpu`).
     """
 
     threads_yield: bool = True
     eevdf: bool = False
+    runner_keeps: bool = False
 
 
 class HarmReading(Struct, frozen=True, kw_only=True):

@@ -17,7 +17,8 @@ Never the group of the pods, nor the root, nor bypassd's own group, which has a 
 Where systemd made no group for services (cgroup v1 without CPU accounting) their processes are in the root group, which
 has no weight: nothing can be done there, which is reported.
 
-Off by default: it changes a file that belongs to systemd.
+Off by default: it changes a file that belongs to systemd. Nothing is done on Linux 6.13 to 6.18.44, whose fault
+(`cgroupfs.scheduling.runner_keeps_cpu`) keeps a daemon of a small weight waiting for seconds.
 
 CFS puts a group that has slept back by up to half a latency period against kubepods, which never sleeps while BE work
 runs; the CPU time of that credit is proportional to the group's weight. With twice its need it still gets all of the
@@ -252,6 +253,8 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
         group = view.daemons.groups.get(path)
         if (refused := view.daemons.refused.get(path)) is not None:
             parts.append(f"{path}: not here: {refused}")
+        elif view.scheduler.runner_keeps:
+            parts.append(f"{path}: not on this kernel, on which a group with a small weight starves (6.13 to 6.18.44)")
         elif group is None or group.original is None:
             parts.append(f"{path}: not measured yet")
         elif group.wanted is None:

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from cgroupfs.naming import QosClass
-from cgroupfs.scheduling import has_eevdf, kernel_version
+from cgroupfs.scheduling import has_eevdf, kernel_version, runner_keeps_cpu
 from reconciler.policies.base import SHARES_MIN, owns_cpus
 from state.cpu import KernelScheduler
 from state.model import NodeView, Phase, Pod, Pools
@@ -41,7 +41,9 @@ def scheduler_of(release: str) -> KernelScheduler:
     number = kernel_version(release)
     if number is None:
         return KernelScheduler(threads_yield=False)
-    return KernelScheduler(threads_yield=number < _WITHIN_GROUPS, eevdf=has_eevdf(release))
+    return KernelScheduler(
+        threads_yield=number < _WITHIN_GROUPS, eevdf=has_eevdf(release), runner_keeps=runner_keeps_cpu(release)
+    )
 
 
 def obstacle(view: NodeView, pools: Pools) -> str | None:

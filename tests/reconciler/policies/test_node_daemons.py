@@ -12,6 +12,7 @@ from reconciler.actuators.files.node_files import FileAccess
 from reconciler.control.planner import plan_node
 from reconciler.policies.node_daemons import NodeDaemonsConfig, parents
 from reconciler.policies.table import PoliciesConfig
+from reconciler.policies.yielding import scheduler_of
 from reconciler.signals.root_groups import RootGroups
 from state.daemons import TURN_FILES, DaemonGroup, Daemons
 from state.plan import NodePlan
@@ -63,6 +64,16 @@ def test_a_lower_value_is_unchanged() -> None:
 @pytest.mark.parametrize("group", [DaemonGroup(weight=1024, original=1024), DaemonGroup()])
 def test_before_the_need_is_measured_no_file_is_planned(group: DaemonGroup) -> None:
     assert plan(turns(0), group).files == {}
+
+
+def test_on_a_kernel_whose_running_groups_keep_the_cpu_no_weight_is_lowered() -> None:
+    daemons = Daemons(groups={"/system.slice": MEASURED}, turns=turns(2))
+    view = node(daemons=daemons, scheduler=scheduler_of("6.18.44-amd64"))
+    planned = plan_node(view, None, PoliciesConfig(node_daemons=NodeDaemonsConfig(enabled=True)))
+    assert (planned.daemons, wanted(planned)) == ({}, {})
+    assert "/system.slice: not on this kernel" in planned.reasons["node_daemons"]
+    view = node(daemons=daemons, scheduler=scheduler_of("6.18.45-amd64"))
+    assert plan_node(view, None, PoliciesConfig(node_daemons=NodeDaemonsConfig(enabled=True))).daemons
 
 
 def test_where_turns_cannot_be_shortened_the_weight_is_held_and_the_reason_says_so() -> None:
