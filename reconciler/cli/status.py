@@ -220,7 +220,10 @@ def own_group_cells(own: Row) -> Iterator[Cell]:
     if placement == "own":
         yield f"{group}: "
         yield StyledText("no weights on this node" if shares is None else f"{shares} shares of its own", "ok")
-        yield f", raised {own['raised']} times" if own["raised"] else ""
+        if own.get("starved"):
+            yield StyledText(f", {own['starved']} times without CPU for a second", "warn")
+        elif own["raised"]:
+            yield f", raised {own['raised']} times"
     elif placement == "pod":
         yield "in a pod, with the weight of its CPU request"
     elif placement == "unknown":

@@ -317,7 +317,7 @@ class OwnGroup(trio.abc.Instrument):
     def _keep(self, now: float, waited_s: float) -> None:
         """Have more weight at rest: the end of this burst writes it."""
         self._starved += 1
-        self._rest = min(self._most, FACTOR * self._rest if self._kept_until else KEPT_SHARES)
+        self._rest = min(self._most, max(KEPT_SHARES, FACTOR * self._rest))
         self._kept_until = now + KEPT_S
         _LOG.warning("had no CPU time: more weight", seconds=round(waited_s, 1), shares=self._rest, for_s=KEPT_S)
 

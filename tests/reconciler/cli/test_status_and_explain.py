@@ -85,6 +85,14 @@ def test_status_shows_where_the_daemon_is_and_its_weight(
     assert max(map(len, ran.out.splitlines())) <= 80
 
 
+def test_status_shows_that_the_daemon_was_starved(run: Run, daemon: FakeDaemon) -> None:
+    own = {"placement": "own", "group": "/bypassd.slice/bypassd.service", "top": "/bypassd.slice", "shares": 256}
+    daemon.document["agent"]["own_group"] = own | {"raised": 7, "starved": 3, "problem": ""}
+    ran = run("status", "--socket", daemon.socket)
+    assert "256 shares of its own, 3 times without CPU for a second" in " ".join(ran.out.split())
+    assert max(map(len, ran.out.splitlines())) <= 80
+
+
 def test_status_asks_only_for_what_it_shows(run: Run, daemon: FakeDaemon) -> None:
     daemon.document["classes"] = [
         {"class": None, "pods": 0, "refused": 0, "settings": {"in place": 2}},

@@ -258,6 +258,14 @@ async def test_a_wait_that_a_small_weight_does_not_explain_is_followed_by_an_hou
     assert daemon.weight() == 256, "late for its own time; what was before the hour does not count"
 
 
+async def test_a_larger_weight_of_the_configuration_is_never_made_smaller(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, "v1", shares=500, eevdf=True)
+    daemon.start()
+    daemon.step(waited=STARVED_S * 1.1)
+    daemon.rest()
+    assert daemon.weight() == USUAL_SHARES
+
+
 async def test_before_eevdf_a_long_wait_raises_the_weight_for_one_burst_only(daemon: Daemon) -> None:
     daemon.start()
     daemon.rest(late=STARVED_S * 3)
