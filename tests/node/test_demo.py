@@ -189,7 +189,7 @@ def test_every_line_of_a_fake_kernels_run_says_so() -> None:
 @pytest.mark.timeout(90)
 def test_the_whole_demo_on_the_fake_kernel_bounds_and_puts_everything_back(capsys: pytest.CaptureFixture[str]) -> None:
     before = set(glob.glob(f"{tempfile.gettempdir()}/bypassd-fake-*"))
-    code = main(["--node", "fake", "--seconds", "5", "--plain"])
+    code = main(["--node", "fake", "--seconds", "12", "--plain"])
     text = capsys.readouterr().out
     assert code == 0, text
     assert "weight 512 → idle" in text
