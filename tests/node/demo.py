@@ -82,6 +82,8 @@ class Churn(Generic[P]):
     def __init__(self, stage: Stage[P]) -> None:
         self._stage = stage
         self._stopping = threading.Event()
+        self.still = threading.Lock()
+        """While it is held no pod is in creation or removal."""
         self._thread = threading.Thread(target=self._run, name="churn", daemon=True)
         self.started: dict[str, float] = {}
         """Container ids, in the order of their starts, with the moment that each one's pod was begun; monotonic."""
@@ -102,12 +104,13 @@ class Churn(Generic[P]):
         while not self._stopping.is_set():
             try:
                 number += 1
-                began = time.monotonic()
-                pod = self._stage.run_pod(workload.job(number))
-                self.started |= {like.id: began for like in pod.containers.values()}
-                living.append((time.monotonic() + JOB_LIVES_S, pod))
-                while living and living[0][0] < time.monotonic():
-                    self._stage.remove_pod(living.pop(0)[1])
+                with self.still:
+                    began = time.monotonic()
+                    pod = self._stage.run_pod(workload.job(number))
+                    self.started |= {like.id: began for like in pod.containers.values()}
+                    living.append((time.monotonic() + JOB_LIVES_S, pod))
+                    while living and living[0][0] < time.monotonic():
+                        self._stage.remove_pod(living.pop(0)[1])
             except Exception as exc:  # noqa: BLE001  (reported by the demo, which ends then)
                 self.problem = f"{type(exc).__name__}: {exc}"
                 return
@@ -233,9 +236,10 @@ class Demo(Generic[P]):
             self._rows[number] = frame.rows
             self._screen.show(frame)
             time.sleep(max(0.0, min(REFRESH_S, begin + length - time.monotonic())))
-        self._look(last=True)
-        # The table that remains: what the agent says now, and the values read after it.
-        self._rows[number] = self._frame(number, 0.0).rows
+        with self._churn.still:
+            self._look(last=True)
+            # The table that remains: what the agent says now, and the values read after it.
+            self._rows[number] = self._frame(number, 0.0).rows
         end = time.monotonic()
         seconds = end - counted
         return Measured(
