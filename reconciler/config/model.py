@@ -139,7 +139,7 @@ class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             ge=2,
             le=1024,
             description="CPU weight (cpu.shares) of the daemon's own group, raised while its work waits "
-            "(docs/performance.md); 1024: unmanaged",
+            "(docs/performance.md), and 256 at least on Linux 6.13 to 6.18.44; 1024: unmanaged",
             extra=_RESTART,
         ),
     ] = 50

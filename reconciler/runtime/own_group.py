@@ -26,8 +26,9 @@ written again where another program (systemd at daemon-reload) changed it.
 
 Who has no CPU at all cannot raise a weight. Linux 6.13 to 6.18.44 place a running group anew whenever its weight on its
 CPU changes, further behind each time: kubepods, whose share of each CPU changes at every tick while BE work moves
-between CPUs, never gives the CPU to a group of 50 (3 to 45 s were seen). So where work has waited longer than
-`STARVED_S` with EEVDF, the weight at rest is `KEPT_SHARES` for `KEPT_S`, and more where that is not enough.
+between CPUs, never gives the CPU to a group of 50 (3 to 45 s were seen). There the weight at rest is `SOUND_SHARES` at
+least. Where work has nevertheless waited longer than `STARVED_S` with EEVDF, as on a kernel that has the fault and
+another number, it is `SOUND_SHARES` for `KEPT_S`, and `FACTOR` times as much where that is not enough.
 
 Units: shares as in cpu.shares of cgroup v1, 1024 for a service; on v2 cpu.weight is the same ratio to 100.
 Source: the kernel's sched-design-CFS and place_entity(); measured in virtual time on Linux 5.10 and 6.1. The placement
@@ -49,7 +50,7 @@ from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.log import get_log
-from cgroupfs.scheduling import has_eevdf
+from cgroupfs.scheduling import has_eevdf, runner_keeps_cpu
 from reconciler.runtime.own_weight import (
     BEGINNING,
     GROUP,
@@ -79,8 +80,8 @@ REST_S: Final = 1.0
 """Between two bursts, so that endless work has a tenth of a CPU at a raised weight."""
 STARVED_S: Final = 1.0
 """In which each periodic pass has to end. A wait that is longer is more than a small weight explains."""
-KEPT_SHARES: Final = 256
-"""At rest after such a wait: with 200 one of three tries on 6.18 waited a second, with 256 none waited 0.1 s."""
+SOUND_SHARES: Final = 256
+"""At rest where a running group keeps the CPU: with 200 one of three tries on 6.18 waited a second, with 256 none."""
 KEPT_S: Final = 3600.0
 START_SHARES: Final = 10 * USUAL_SHARES
 """While a container is in creation: the weight of the nice value -10. The store's thread has no real-time priority, and
@@ -149,20 +150,21 @@ class OwnGroup(trio.abc.Instrument):
         now: Callable[[], float] = time.monotonic,
         used: Callable[[], float] = time.thread_time,
         sleep: Callable[[float], None] = time.sleep,
-        eevdf: bool | None = None,
+        release: str = "",
         beginning: Beginning = BEGINNING,
         timer: StintTimer = TIMER,
     ) -> None:
         """``now``: monotonic seconds; ``used``: CPU seconds of the calling thread; ``table``: its groups.
 
-        ``eevdf``: whether the kernel has that scheduler; None: as the running one. No yield is needed there, and the
-        weight of late work is the usual one. ``starting``: whether a container is in creation. ``shares``: the weight
-        at rest; `USUAL_SHARES`: it is unmanaged, and no group is made.
+        ``release``: the kernel's; "": the running one's. With EEVDF no yield is needed, and the weight of late work is
+        the usual one. ``starting``: whether a container is in creation. ``shares``: the weight at rest, at least
+        `SOUND_SHARES` where less starves; `USUAL_SHARES`: it is unmanaged, and no group is made.
         """
         self._hierarchy = hierarchy
         self._kubepods = kubepods
-        self._shares = shares
-        self._eevdf = has_eevdf(os.uname().release) if eevdf is None else eevdf
+        release = release or os.uname().release
+        self._shares = max(shares, SOUND_SHARES) if runner_keeps_cpu(release) else shares
+        self._eevdf = has_eevdf(release)
         self._most = USUAL_SHARES if self._eevdf else max(RAISED_SHARES, shares)
         """The weight of late work, of the start and of the end."""
         self._rest = self._most
@@ -317,7 +319,7 @@ class OwnGroup(trio.abc.Instrument):
     def _keep(self, now: float, waited_s: float) -> None:
         """Have more weight at rest: the end of this burst writes it."""
         self._starved += 1
-        self._rest = min(self._most, max(KEPT_SHARES, FACTOR * self._rest))
+        self._rest = min(self._most, max(SOUND_SHARES, FACTOR * self._rest))
         self._kept_until = now + KEPT_S
         _LOG.warning("had no CPU time: more weight", seconds=round(waited_s, 1), shares=self._rest, for_s=KEPT_S)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.scheduling import runner_keeps_cpu
 from reconciler.runtime import own_group, own_weight
 from reconciler.runtime.own_group import BURST_S, KEPT_S, LATE_S, REST_S, STARVED_S, OwnGroup, Placement
 from reconciler.runtime.own_weight import RAISED_SHARES, USUAL_SHARES
@@ -18,6 +19,7 @@ from tests.fakes.kernel import FakeKernel, Mode
 from tests.real_cgroups import mount_of
 
 SHARES = 50
+CFS, EEVDF, STARVING = "5.10.0-30-amd64", "6.12.9-amd64", "6.18.44"
 V1 = "3:memory:/m\n2:cpu,cpuacct:{path}\n1:name=systemd:/bypassd.slice/bypassd.service\n0::/\n"
 V2 = "0::{path}\n"
 
@@ -65,7 +67,7 @@ class Daemon:
         group: str = "/bypassd.slice/bypassd.service",
         *,
         shares: int = SHARES,
-        eevdf: bool = False,
+        release: str = CFS,
         paces: bool = False,
     ) -> None:
         """``paces``: every CPU is busy, and its timer can sleep after stints."""
@@ -94,7 +96,7 @@ class Daemon:
             now=lambda: self.wall,
             used=lambda: self.cpu,
             sleep=self.sleeps.append,
-            eevdf=eevdf,
+            release=release,
             beginning=self.beginning,
             timer=self.timer,
         )
@@ -222,7 +224,7 @@ async def test_work_that_waits_for_a_cpu_gets_more_weight_step_by_step_until_it_
 
 
 async def test_with_eevdf_late_work_gets_the_usual_weight_and_no_sleep(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path, "v1", eevdf=True)
+    daemon = Daemon(tmp_path, "v1", release=EEVDF)
     daemon.start()
     weights = []
     for _ in range(4):
@@ -235,7 +237,7 @@ async def test_with_eevdf_late_work_gets_the_usual_weight_and_no_sleep(tmp_path:
 async def test_a_wait_that_a_small_weight_does_not_explain_is_followed_by_an_hour_with_more_weight(
     tmp_path: Path,
 ) -> None:
-    daemon = Daemon(tmp_path, "v1", eevdf=True)
+    daemon = Daemon(tmp_path, "v1", release=EEVDF)
     daemon.start()
     daemon.step(waited=STARVED_S * 0.9)
     daemon.rest()
@@ -258,8 +260,38 @@ async def test_a_wait_that_a_small_weight_does_not_explain_is_followed_by_an_hou
     assert daemon.weight() == 256, "late for its own time; what was before the hour does not count"
 
 
+@pytest.mark.parametrize(
+    ("release", "shares", "expected"),
+    [
+        (STARVING, SHARES, 256),
+        (STARVING, 255, 256),
+        (STARVING, 300, 300),
+        ("6.18.45", SHARES, SHARES),
+        (EEVDF, SHARES, SHARES),
+    ],
+)
+async def test_where_the_kernel_starves_small_groups_the_weight_at_rest_is_larger_from_the_start(
+    tmp_path: Path, release: str, shares: int, expected: int
+) -> None:
+    daemon = Daemon(tmp_path, "v1", shares=shares, release=release)
+    daemon.start()
+    assert daemon.weight() == expected
+    daemon.step(waited=STARVED_S * 1.1)
+    daemon.rest()
+    assert daemon.weight() == min(USUAL_SHARES, max(256, 4 * expected)), "not enough either"
+
+
+async def test_an_unmanaged_weight_is_so_where_the_kernel_starves_small_groups(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, "v1", shares=USUAL_SHARES, release=STARVING)
+    daemon.kernel.write(daemon.directory, "cpu.shares", "300")
+    daemon.own.prepare()
+    daemon.start()
+    daemon.step(waited=STARVED_S * 3)
+    assert (daemon.weight(), daemon.own.status.starved) == (300, 0)
+
+
 async def test_a_larger_weight_of_the_configuration_is_never_made_smaller(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path, "v1", shares=500, eevdf=True)
+    daemon = Daemon(tmp_path, "v1", shares=500, release=EEVDF)
     daemon.start()
     daemon.step(waited=STARVED_S * 1.1)
     daemon.rest()
@@ -414,7 +446,7 @@ def test_a_daemon_without_a_service_manager_makes_its_group_and_removes_it() -> 
     assert (status["placement"], status["group"], status["shares"], status["problem"]) == (
         "own",
         "/bypassd.slice",
-        50,
+        own_group.SOUND_SHARES if runner_keeps_cpu(os.uname().release) else SHARES,
         "",
     )
     assert own_weight.cpu_group(table, 1) == "/bypassd.slice"
