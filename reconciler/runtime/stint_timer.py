@@ -56,7 +56,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol, final
 
-from cgroupfs.scheduling import has_eevdf
+from cgroupfs.scheduling import has_eevdf, runner_keeps_cpu
 
 STINT_S: Final = 100e-6
 PACE_S: Final = 500e-6
@@ -247,6 +247,8 @@ class StintTimer:
         """By the kernel's id of the thread."""
         self._held = False
         self._libc = ctypes.CDLL(None, use_errno=True)
+        self._ordinary = False
+        """Whether work that no container in creation waits for has stints."""
         self._may_pace = False
         self.paced = False
         """At the daemon's start and end: after a stint the threads sleep, instead of a yield."""
@@ -278,14 +280,18 @@ class StintTimer:
         """
         if self._make is not None:
             return ""
-        if has_eevdf(release or os.uname().release):
+        release = release or os.uname().release
+        if runner_keeps_cpu(release):
             return ""
+        self._ordinary = not has_eevdf(release)
         try:
             self._handle("sched_yield")
             timer = self._own(_makes_event())
             with suppress(AttributeError):
                 self._may_pace = self._makes_pace()
         except (OSError, AttributeError) as exc:
+            if not self._ordinary:
+                return ""
             self.refused = str(exc)
             try:
                 timer = self._own(_makes_timer())
@@ -300,7 +306,7 @@ class StintTimer:
 
         Only with perf events: a timer would go on during the sleep. An idle CPU needs no pauses.
         """
-        self.paced = on and self._may_pace and _is_busy()
+        self.paced = on and self._ordinary and self._may_pace and _is_busy()
         self._use_handler()
         return self.paced
 
@@ -359,14 +365,15 @@ class StintTimer:
 
     @property
     def installed(self) -> bool:
-        return self._make is not None
+        """Whether ordinary work leaves the CPU after each stint."""
+        return self._make is not None and self._ordinary
 
     def run(self) -> None:
         """The calling thread works from now on, and leaves its CPU after each stint."""
         timer = self._locals.timer
         if self._make is None or self._held or (timer is not None and timer.running):
             return
-        if self._loop not in {0, threading.get_native_id()}:
+        if self._loop not in {0, threading.get_native_id()} or not (self._ordinary or self.paces_creation):
             return
         try:
             timer = self._own(self._make)

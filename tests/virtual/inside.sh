@@ -247,6 +247,21 @@ except (OSError, ValueError, KeyError):
     print("{}")'
 }
 
+# agent_starts: containers whose settings were written before their program's first instruction, and those not, as JSON.
+agent_starts() {
+    /run/agent/bin/bypassd-python -I -S -c '
+import re, socket
+client = socket.socket(socket.AF_UNIX)
+client.settimeout(5)
+try:
+    client.connect("/run/bypassd/bypassd.sock")
+    client.sendall(b"GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n")
+    found = dict(re.findall(rb"^bypassd_container_starts_total.before_exec=.(\w+).. (\d+)", client.makefile("rb").read(), re.M))
+    print("\"before_exec\": %d, \"after_exec\": %d" % (int(found.get(b"true", 0)), int(found.get(b"false", 0))))
+except (OSError, ValueError):
+    print("\"before_exec\": 0, \"after_exec\": 0")'
+}
+
 start_tracing() {
     mountpoint -q $tracing || mount -t tracefs tracefs $tracing
     echo mono >$tracing/trace_clock
@@ -288,7 +303,7 @@ set_scheduler() {
 
 # measure LAW [SHARES]: of system.slice before the law begins.
 measure() {
-    local law=$1 shares=${2-} agent='' group='' starts='' load result be online used container daemon=0 turns='0 0 0' from=1 before='{}' after='{}'
+    local law=$1 shares=${2-} agent='' group='' starts='' written='"before_exec": 0' load result be online used container daemon=0 turns='0 0 0' from=1 before='{}' after='{}'
     local -a be_groups=()
     if [[ -n $shares ]]; then eval "$(share_line system.slice "$shares")"; fi
     if [[ $law != alone && $law != kubernetes && $law != fixed ]]; then
@@ -344,11 +359,11 @@ measure() {
     if [[ -n $kubelet_like ]]; then
         daemon=$(($(cpu_ms system.slice) - daemon)) turns=$(daemon_turns "$from") shares=$(shares_of system.slice)
     fi
-    if [[ -n $agent && $law != stopped ]]; then after=$(agent_work); fi
+    if [[ -n $agent && $law != stopped ]]; then after=$(agent_work) written=$(agent_starts); fi
     set -- $turns
     echo "{\"law\": \"$law\", \"kernel\": \"$(uname -r)\", \"be_ms\": $be, \"online_ms\": $online, \"agent_ms\": $used," \
         "\"work\": [$before, $after]," \
-        "\"starts\": {\"count\": $(grep -c . $scratch/first), \"idle\": $(grep -c 1 $scratch/first)}," \
+        "\"starts\": {\"count\": $(grep -c . $scratch/first), \"idle\": $(grep -c 1 $scratch/first), $written}," \
         "\"daemon\": {\"shares\": ${shares:-0}, \"cpu_ms\": $daemon, \"turns\": $1, \"median_us\": $2, \"max_us\": $3}, ${result#\{}"
     if ((longest)); then print_trace "$law" "$result"; fi
     if [[ $law == stopped ]]; then kill -CONT $agent; fi

@@ -31,11 +31,14 @@ class DaemonResult(msgspec.Struct, frozen=True, kw_only=True):
 class Starts(msgspec.Struct, frozen=True, kw_only=True):
     """Containers of short-lived BE pods, half of them sandboxes, which keep their class.
 
-    ``idle``: how many had the idle class at their program's first instruction.
+    ``idle``: how many had the idle class at their program's first instruction. ``before_exec``: how many had all
+    their settings by then, as the daemon counts, of those and of the two long-lived BE pods; ``after_exec``: how many not.
     """
 
     count: int = 0
     idle: int = 0
+    before_exec: int = 0
+    after_exec: int = 0
 
 
 class LawResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,7 +211,7 @@ def table(results: Sequence[LawResult], be_qos: str) -> str:
     daemons = any(result.daemon.turns for result in results)
     heads = ["law", "p50 us", "p99 us", "p99.9 us", "max us", "worst 0.25 s", "BE CPU ms", "online ms", "agent CPU ms"]
     starts = any(result.starts.count for result in results)
-    heads += ["containers", "idle in time"] if starts else []
+    heads += ["containers", "idle in time", "written in time"] if starts else []
     heads += ["system.slice: shares", "CPU ms", "its turns", "median ms", "longest ms"] if daemons else []
     rows = [f"| {' | '.join(heads)} |", f"|---{'|---:' * (len(heads) - 1)}|"]
     for result in results:
@@ -225,7 +228,8 @@ def table(results: Sequence[LawResult], be_qos: str) -> str:
             f"{result.agent_ms}",
         )
         if starts:
-            cells += f"{result.starts.count}", f"{result.starts.idle}"
+            known = result.starts.before_exec + result.starts.after_exec
+            cells += f"{result.starts.count}", f"{result.starts.idle}", f"{result.starts.before_exec} of {known}"
         daemon = result.daemon
         if daemons:
             delays = f"{daemon.median_us / 1000:.1f}", f"{daemon.max_us / 1000:.1f}"

@@ -150,6 +150,8 @@ def test_the_table_has_the_daemons_columns_where_one_was_measured() -> None:
 
 def test_the_table_has_the_short_lived_pods_containers_where_there_were_some() -> None:
     assert "idle in time" not in table([KUBERNETES], "besteffort")
-    shown = table([KUBERNETES, measured("cpu", starts=Starts(count=32, idle=16))], "besteffort")
-    assert shown.splitlines()[0].endswith("| containers | idle in time |")
-    assert shown.splitlines()[-1].endswith("| 32 | 16 |")
+    shown = table(
+        [KUBERNETES, measured("cpu", starts=Starts(count=32, idle=16, before_exec=35, after_exec=1))], "besteffort"
+    )
+    assert shown.splitlines()[0].endswith("| containers | idle in time | written in time |")
+    assert shown.splitlines()[-1].endswith("| 32 | 16 | 35 of 36 |")

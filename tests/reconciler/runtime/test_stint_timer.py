@@ -135,13 +135,26 @@ def test_each_thread_has_a_timer_of_its_own_which_ends_with_it(*, by_event: bool
 
 
 @pytest.mark.kernel
-def test_a_kernel_that_charges_a_yield_with_a_slice_has_no_timer() -> None:
+def test_a_kernel_that_starves_a_sleeper_has_no_timer() -> None:
     result = run("""
-        result["problem"] = TIMER.install("6.6.0")
+        result["problem"] = TIMER.install("6.18.44")
         TIMER.run()
         result["installed"], result["timers"], result["events"] = TIMER.installed, timers(), events()
     """)
     assert result == {"problem": "", "installed": False, "timers": 0, "events": 0}
+
+
+@pytest.mark.kernel
+def test_where_a_yield_costs_a_slice_ordinary_work_has_no_stints() -> None:
+    result = run("""
+        result["problem"] = TIMER.install("6.6.0")
+        TIMER.run()
+        result["installed"], result["running"] = TIMER.installed, TIMER._locals.timer.running
+        TIMER.follow_creation(creating=True, paces=False)
+        TIMER.run()
+        result["unpaced"] = TIMER._locals.timer.running
+    """)
+    assert result == {"problem": "", "installed": False, "running": False, "unpaced": False}
 
 
 @BOTH
@@ -323,8 +336,9 @@ def test_the_loop_runs_it_while_it_works_and_says_whether_a_container_is_created
 
 @pytest.mark.kernel
 @pytest.mark.alone
-def test_while_a_container_is_created_on_busy_cpus_a_thread_sleeps_after_each_stint() -> None:
-    result = run("""
+@pytest.mark.parametrize("release", ["5.10.0", "6.6.0"])
+def test_while_a_container_is_created_on_busy_cpus_a_thread_sleeps_after_each_stint(release: str) -> None:
+    script = """
         others = [subprocess.Popen([sys.executable, "-c", spins]) for _ in range(2 * os.cpu_count())]
         def sleeps(seconds=0.02):
             before, end = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw, time.thread_time() + seconds
@@ -337,7 +351,7 @@ def test_while_a_container_is_created_on_busy_cpus_a_thread_sleeps_after_each_st
             return sleeps()
         try:
             # The program's first lines do, and the daemon again.
-            result["problem"] = TIMER.install("5.10.0") + TIMER.install("5.10.0")
+            result["problem"] = TIMER.install(RELEASE) + TIMER.install(RELEASE)
             # The other processes have begun.
             deadline = time.monotonic() + 30
             while not TIMER.paces_creation and time.monotonic() < deadline:
@@ -350,7 +364,8 @@ def test_while_a_container_is_created_on_busy_cpus_a_thread_sleeps_after_each_st
             for other in others:
                 other.kill()
                 other.wait()
-    """)
+    """
+    result = run(script.replace("RELEASE", repr(release)))
     assert result["problem"] == ""
     # 200 stints, of which each sleeps, or finds that the time for the next one has come.
     assert result["on"] > 50
