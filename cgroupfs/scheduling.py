@@ -43,8 +43,8 @@ def has_eevdf(release: str) -> bool:
 def runner_keeps_cpu(release: str) -> bool:
     """Whether a running group that is reweighted moves ahead of those that wait, which may starve for seconds.
 
-    From commit 6d71a9c61604 (6.13) to its revert 101f3498b4bd (6.18.45). False where it is not known: a distribution's
-    kernel may have one of them and another number.
+    From commit 6d71a9c61604 (6.13) to its revert 101f3498b4bd (6.18.45); 6.12.117 has neither. False where it is not
+    known: a distribution's kernel may have one of them and another number.
     """
     match = _RELEASE.match(release)
     return match is not None and _FIRST_KEEPING <= (int(match[1]), int(match[2]), int(match[3] or 0)) <= _LAST_KEEPING

@@ -28,10 +28,11 @@ work before a container's signal is some milliseconds at once, in which no onlin
 late (`reconciler.runtime.own_process`). In the fast path's writes (`reconciler.actuators.cgroup.fastpath`) no stint
 ends.
 
-With EEVDF there is none: a task that yields forfeits the rest of its slice and has next to nothing of a busy CPU (more
-than 100 s for 0.3 s of work beside eight busy processes on 6.18), and one that sleeps instead waits for a new deadline,
-60 ms at 50 shares, for each stint. There a paced creation was late, too: on 6.18 at a load of 16 the settings of 43 of
-50 containers were in place at the first instruction, unpaced 49.
+With EEVDF ordinary work has none: a task that yields forfeits the rest of its slice and has next to nothing of a busy
+CPU (more than 100 s for 0.3 s of work beside eight busy processes on 6.18), and one that sleeps instead waits for a new
+deadline, 60 ms at 50 shares, for each stint. A creation is paced there, too, but not where the kernel starves other
+groups (`cgroupfs.scheduling.runner_keeps_cpu`): on 6.18.44 at a load of 16 the settings of 43 of 50 containers were in
+place at the first instruction, unpaced 49.
 
 Where it cannot be paced, nothing ends a stint while a container is in creation. Interrupted system calls begin again
 (SA_RESTART, and PEP 475); jobs that may wait in the kernel have no timer (`reconciler.runtime.stints`).

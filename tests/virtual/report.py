@@ -32,7 +32,7 @@ class Starts(msgspec.Struct, frozen=True, kw_only=True):
     """Containers of short-lived BE pods, half of them sandboxes, which keep their class.
 
     ``idle``: how many had the idle class at their program's first instruction. ``before_exec``: how many had all
-    their settings by then, as the daemon counts, of those and of the two long-lived BE pods; ``after_exec``: how many not.
+    their settings by then, as the daemon counts, of those and of the two long-lived pods; ``after_exec``: how many not.
     """
 
     count: int = 0
