@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from cgroupfs.subtree import Subtree
-from reconciler.responses.means.processes import PodTermination, thaw, wait_empty
+from reconciler.responses.means.processes import PodTermination
 from state.eviction import EvictionCase, EvictionStep
 
 
@@ -65,9 +65,3 @@ class FakeWork:
 
     def elapsed_s(self) -> float:
         return max(0.0, time.time() - self.case.step_s)
-
-    async def thaw(self) -> None:
-        await thaw(self.tree)
-
-    async def wait_empty(self, within_s: float) -> bool:
-        return await wait_empty(self.tree, within_s)

@@ -15,7 +15,7 @@ Alerts of an eviction: one that it is planned, one with its result. Pure.
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import trio
 from msgspec import Struct
@@ -32,26 +32,21 @@ from reconciler.responses.means.notice import NoticeSender
 from reconciler.responses.means.processes import OwnPodError, PodTermination, has_processes, thaw, wait_empty
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOrder, EvictionOutcome, EvictionStep
 
-_KINDS: Final = {
-    EvictionOutcome.DONE: AlertKind.EVICTION_DONE,
-    EvictionOutcome.GONE: AlertKind.EVICTION_DONE,
-    EvictionOutcome.REFUSED: AlertKind.EVICTION_REFUSED,
-    EvictionOutcome.ABANDONED: AlertKind.EVICTION_REFUSED,
-    EvictionOutcome.FAILED: AlertKind.EVICTION_FAILED,
-}
-_SEVERITIES: Final = {
-    EvictionOutcome.DONE: Severity.WARNING,
-    EvictionOutcome.GONE: Severity.INFO,
-    EvictionOutcome.REFUSED: Severity.WARNING,
-    EvictionOutcome.ABANDONED: Severity.INFO,
-    EvictionOutcome.FAILED: Severity.CRITICAL,
-}
-_WORDS: Final = {
-    EvictionOutcome.DONE: "was evicted",
-    EvictionOutcome.GONE: "ended before it was evicted",
-    EvictionOutcome.REFUSED: "was not evicted: refused",
-    EvictionOutcome.ABANDONED: "eviction cancelled",
-    EvictionOutcome.FAILED: "eviction failed",
+
+class _End(NamedTuple):
+    """How the alert of a case's end speaks of it."""
+
+    kind: AlertKind
+    severity: Severity
+    words: str
+
+
+_ENDS: Final = {
+    EvictionOutcome.DONE: _End(AlertKind.EVICTION_DONE, Severity.WARNING, "was evicted"),
+    EvictionOutcome.GONE: _End(AlertKind.EVICTION_DONE, Severity.INFO, "ended before it was evicted"),
+    EvictionOutcome.REFUSED: _End(AlertKind.EVICTION_REFUSED, Severity.WARNING, "was not evicted: refused"),
+    EvictionOutcome.ABANDONED: _End(AlertKind.EVICTION_REFUSED, Severity.INFO, "eviction cancelled"),
+    EvictionOutcome.FAILED: _End(AlertKind.EVICTION_FAILED, Severity.CRITICAL, "eviction failed"),
 }
 _MOST_RANKED: Final = 20
 _LOCAL: Final = frozenset({EvictionMethodName.CRI, EvictionMethodName.SIGNAL})
@@ -63,64 +58,40 @@ _BEFORE_ACTS: Final = frozenset({EvictionStep.PLANNED, EvictionStep.NOTICE})
 
 
 def planned_alert(case: EvictionCase) -> Alert:
-    order = case.order
-    return Alert(
-        kind=AlertKind.EVICTION_PLANNED,
-        key=_key(case),
-        summary=f"{order.title} will be evicted ({order.cause}): {order.evidence}",
-        severity=Severity.WARNING,
-        at_s=case.begun_s,
-        labels=_labels(case),
-        details=_details(case),
-        durable=True,
-    )
+    text = f"will be evicted ({case.order.cause}): {case.order.evidence}"
+    return _alert(case, AlertKind.EVICTION_PLANNED, Severity.WARNING, text, case.begun_s)
 
 
 def unguarded_alert(case: EvictionCase, at_s: float) -> Alert:
     """Before the first action that no disruption budget has allowed."""
-    order = case.order
-    return Alert(
-        kind=AlertKind.EVICTION_UNGUARDED,
-        key=_key(case),
-        summary=f"{order.title} is ended without its disruption budget, which could not be asked ({case.unasked}): "
-        f"{order.cause}: {order.evidence}",
-        severity=Severity.CRITICAL,
-        at_s=at_s,
-        labels=_labels(case),
-        details=_details(case),
-        durable=True,
+    text = (
+        f"is ended without its disruption budget, which could not be asked ({case.unasked}): "
+        f"{case.order.cause}: {case.order.evidence}"
     )
+    return _alert(case, AlertKind.EVICTION_UNGUARDED, Severity.CRITICAL, text, at_s)
 
 
 def ended_alert(case: EvictionCase) -> Alert:
     assert case.outcome is not None
+    end = _ENDS[case.outcome]
+    text = f"{end.words} ({case.order.cause}): {case.detail}"
+    return _alert(case, end.kind, end.severity, text, case.ended_s, outcome=str(case.outcome))
+
+
+def _alert(case: EvictionCase, kind: AlertKind, severity: Severity, text: str, at_s: float, **labels: str) -> Alert:
     order = case.order
+    pod = {"namespace": order.namespace or "", "pod": order.name or order.title, "uid": order.uid, "cause": order.cause}
+    means = {"means": str(case.means)} if case.means is not None else {}
     return Alert(
-        kind=_KINDS[case.outcome],
-        key=_key(case),
-        summary=f"{order.title} {_WORDS[case.outcome]} ({order.cause}): {case.detail}",
-        severity=_SEVERITIES[case.outcome],
-        at_s=case.ended_s,
-        labels={**_labels(case), "outcome": str(case.outcome)},
+        kind=kind,
+        key=f"eviction:{order.id}",
+        summary=f"{order.title} {text}",
+        severity=severity,
+        at_s=at_s,
+        labels={**pod, **means, **labels},
         details=_details(case),
         durable=True,
     )
-
-
-def _key(case: EvictionCase) -> str:
-    return f"eviction:{case.order.id}"
-
-
-def _labels(case: EvictionCase) -> dict[str, str]:
-    order = case.order
-    means = {"means": str(case.means)} if isinstance(case.means, EvictionMethodName) else {}
-    return {
-        "namespace": order.namespace or "",
-        "pod": order.name or order.title,
-        "uid": order.uid,
-        "cause": order.cause,
-        **means,
-    }
 
 
 def _details(case: EvictionCase) -> dict[str, str]:
@@ -264,12 +235,7 @@ class CaseRunner:
         self._resumed = None
         if again:
             return  # it is in the journal, with its start time
-        case = replace(
-            self._case,
-            step=step,
-            means=self._way,
-            step_s=self._tools.clock(),
-        )
+        case = replace(self._case, step=step, means=self._way, step_s=self._tools.clock())
         if pid_starts is not None:
             case = replace(case, pid_starts={str(pid): start for pid, start in pid_starts.items()})
         if stopped is not None:
@@ -281,12 +247,6 @@ class CaseRunner:
         """See `EvictionWork`. Of the refusals the first is kept."""
         case = replace(self._case, reply=message, requests=self._case.requests + 1)
         await self._write(replace(case, budget=message) if budget and not case.budget else case)
-
-    async def thaw(self) -> None:
-        await thaw(self.tree)
-
-    async def wait_empty(self, within_s: float) -> bool:
-        return await wait_empty(self.tree, within_s)
 
     # The whole of it
 
@@ -382,7 +342,7 @@ class CaseRunner:
         waited = False
         while not self._tools.turn.take(self._case.order.id):
             waited = True
-            if await self.wait_empty(_LOOK_S):
+            if await wait_empty(self.tree, _LOOK_S):
                 raise _CaseEnd(EvictionOutcome.GONE, "ended before its turn")
             self.check()
             self._obey()
@@ -423,7 +383,7 @@ class CaseRunner:
             return
         again = self._resumed is EvictionStep.NOTICE
         await self.step(EvictionStep.NOTICE)
-        await self.thaw()
+        await thaw(self.tree)
         said = await notices.send(self, wish, again=again)
         self._case = replace(self._case, tried=(*self._case.tried, f"notice: {said}"))
         if not await has_processes(self.tree):
@@ -503,7 +463,7 @@ class CaseRunner:
 
     async def _abandon(self, outcome: EvictionOutcome) -> None:
         """No process remains stopped, and no running pod waits for an end that is cancelled."""
-        await self.thaw()
+        await thaw(self.tree)
         if outcome not in {EvictionOutcome.DONE, EvictionOutcome.FAILED} and await has_processes(self.tree):
             await self._tools.notices.withdraw(self._case)
 

@@ -75,13 +75,13 @@ def owner_of(pod: PodSnapshot) -> str:
     return f"{pod.namespace or ''}/{pod.owner or pod.title}"
 
 
-def turn_of(order: EvictionOrder, pod: PodSnapshot, frame: SampleFrame) -> EvictionRecord:
+def turn_of(order: EvictionOrder, at_s: float) -> EvictionRecord:
     return EvictionRecord(
         id=order.id,
         uid=order.uid,
-        owner=owner_of(pod),
+        owner=f"{order.namespace or ''}/{order.owner or order.title}",
         trigger=order.cause,
-        at_s=frame.at_s,
+        at_s=at_s,
         frees=order.frees,
         subject=order.subject,
     )
@@ -98,15 +98,7 @@ def update(past: EvictionHistory, cases: Iterable[EvictionCase], frame: SampleFr
             open_cases.add(order.id)
         if known is None:
             # Of an earlier run without saved history: by the wall clock, and never of the future.
-            known = EvictionRecord(
-                id=order.id,
-                uid=order.uid,
-                owner=f"{order.namespace or ''}/{order.owner or order.title}",
-                trigger=order.cause,
-                at_s=_then(frame, order.decided_s),
-                frees=order.frees,
-                subject=order.subject,
-            )
+            known = turn_of(order, _then(frame, order.decided_s))
         if known.outcome is not case.outcome:
             ended_s = min(frame.at_s, _then(frame, case.ended_s)) if case.ended_s else frame.at_s
             known = replace(

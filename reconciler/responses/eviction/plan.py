@@ -7,7 +7,7 @@ The reason of an order under way may expire, which no longer justifies ending a 
 trigger without readings, and of an earlier run of the daemon, remain valid.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -51,15 +51,6 @@ class EvictionReason(Struct, frozen=True, kw_only=True):
     named: RequestedVictim | None = None
 
 
-def unhealthy(findings: Iterable[RuleVerdict]) -> Suffering:
-    """Of the findings of one moment."""
-    return frozenset((verdict.rule, verdict.title) for verdict in findings if verdict.verdict is not Verdict.OK)
-
-
-def reason_of(order: EvictionOrder, named: RequestedVictim | None, now: float) -> EvictionReason:
-    return EvictionReason(trigger=order.cause, subject=order.subject, uid=order.uid, pressed_s=now, named=named)
-
-
 def still_active(
     reasons: Mapping[str, EvictionReason], readings: Mapping[str, TriggerResult], ill: Suffering | None, now: float
 ) -> dict[str, EvictionReason]:
@@ -95,7 +86,7 @@ def _presses(reason: EvictionReason, readings: Mapping[str, TriggerResult], ill:
 class EvictionDecision(Struct, frozen=True, kw_only=True):
     """Result of a pass. ``orders`` are to be carried out; ``would``: those of a dry run, newest ranking.
 
-    ``expired``: orders under way whose reason no longer applies, with the text; by id. ``readings``: the state of each
+    ``over``: orders under way whose reason no longer applies, with the text; by id. ``readings``: the state of each
     enabled trigger. ``critical``: trigger and subject of the shortages that would kill online pods now. ``news``: lines
     for the log, of what has changed since. Between two passes a decision has no orders, none that expired and no news;
     the rest is unchanged.
@@ -132,7 +123,7 @@ class EvictionPlanState(Struct, frozen=True, kw_only=True):
     past: EvictionHistory = EvictionHistory()
     passed_s: float | None = None
     # Each trigger's own memory has its own type; only that trigger gets it back.
-    triggers: Mapping[str, Any] = {}
+    triggers: Mapping[str, Mapping[str, Any]] = {}
     ending: Mapping[str, float] = {}
     """Since when each pod was seen terminating."""
     asked: Mapping[str, PendingRequest] = {}
@@ -184,7 +175,9 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
     run.
     """
     memory = initial_state(frame) if memory is None else memory
-    ill = None if findings is None else unhealthy(findings)
+    ill = None
+    if findings is not None:
+        ill = {(verdict.rule, verdict.title) for verdict in findings if verdict.verdict is not Verdict.OK}
     requests = {uid: request for uid, request in memory.asked.items() if _stands(request, ill, frame.at_s)}
     requests |= {victim.uid: PendingRequest(victim, frame.at_s) for victim in named}
     memory = replace(memory, past=update(memory.past, cases, frame), asked=requests)
@@ -227,7 +220,7 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
             *refusals,
             *(refusal for refusal in left if (refusal.trigger, refusal.subject, refusal.good) in keys),
         ]
-    turns = tuple(turn_of(order, frame.pods[order.uid], frame) for order in orders)
+    turns = tuple(turn_of(order, frame.at_s) for order in orders)
     under_way = {turn.id for turn in memory.past.turns if turn.open}
     reasons = {order: reason for order, reason in memory.reasons.items() if order in under_way}
     reasons = still_active(reasons, readings, ill, frame.at_s)
@@ -242,7 +235,9 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
     )
     for order in orders:
         named_by = requests[order.uid].named if order.cause == NAME else None
-        reasons[order.id] = reason_of(order, named_by, frame.at_s)
+        reasons[order.id] = EvictionReason(
+            trigger=order.cause, subject=order.subject, uid=order.uid, pressed_s=frame.at_s, named=named_by
+        )
     announceds, news = _news(decision, memory.announced, frame.at_s)
     decision = replace(decision, news=news)
     return decision, EvictionPlanState(
@@ -260,13 +255,13 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
 
 def _read(
     config: EvictionConfig, scene: EvictionContext, memory: EvictionPlanState
-) -> tuple[dict[str, TriggerResult], dict[str, Any]]:
+) -> tuple[dict[str, TriggerResult], dict[str, Mapping[str, Any]]]:
     readings: dict[str, TriggerResult] = {}
-    kept: dict[str, Any] = {}
+    kept: dict[str, Mapping[str, Any]] = {}
     for name in TRIGGERS:
         own = _config_of(config, name)
         if own.enabled:
-            readings[name], kept[name] = TRIGGERS[name].judge(own, scene, memory.triggers.get(name))
+            readings[name], kept[name] = TRIGGERS[name].judge(own, scene, memory.triggers.get(name, {}))
     return readings, kept
 
 

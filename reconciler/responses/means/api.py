@@ -28,6 +28,7 @@ from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import ApiStatus, KubeApi, status_of, wait_s_of
 from reconciler.responses.means.base import EvictionMethod, EvictionResult, EvictionWork, MethodSetup, pdb_blocks
 from reconciler.responses.means.config import EvictionMeans
+from reconciler.responses.means.processes import thaw, wait_empty
 from reconciler.runtime.format import duration
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 
@@ -151,9 +152,9 @@ class ApiEviction:
             await work.step(EvictionStep.WAIT, accepted=True)
         try:
             # The runtime's SIGTERM has no effect on a stopped process.
-            await work.thaw()
+            await thaw(work.tree)
             patience_s = work.grace_s + self._config.margin_s
-            if await work.wait_empty(max(0.0, patience_s - work.elapsed_s())):
+            if await wait_empty(work.tree, max(0.0, patience_s - work.elapsed_s())):
                 return EvictionResult(outcome=EvictionOutcome.DONE, detail="evicted through the API server")
         except CgroupError as exc:
             return EvictionResult(detail=f"accepted, but {exc}")
@@ -187,7 +188,7 @@ class ApiEviction:
             wait_s = min(2 * wait_s, rules.longest_wait_s)
             if trio.current_time() + pause_s - begun > patience_s:
                 return self._given_up(work.case, f"no success within {duration(patience_s)}; {reply.words}")
-            if await work.wait_empty(pause_s):
+            if await wait_empty(work.tree, pause_s):
                 return EvictionResult(
                     outcome=EvictionOutcome.GONE, detail=f"ended during the API server's answer ({reply.words})"
                 )
@@ -204,8 +205,8 @@ class ApiEviction:
 
     async def _unknown(self, work: EvictionWork, message: str) -> EvictionResult:
         """The API server has no such pod: the kubelet ends what is left of it here, as of any it should not have."""
-        await work.thaw()
-        if await work.wait_empty(work.grace_s + self._config.margin_s):
+        await thaw(work.tree)
+        if await wait_empty(work.tree, work.grace_s + self._config.margin_s):
             return EvictionResult(
                 outcome=EvictionOutcome.GONE, detail=f"the pod no longer exists at the API server ({message})"
             )

@@ -112,12 +112,6 @@ class EvictionWork(Protocol):
     def elapsed_s(self) -> float:
         """Time since the present step was first journalled, also by an earlier run of the daemon."""
 
-    async def thaw(self) -> None:
-        """Thaw all of it: a stopped process handles no signal, and on v1 it does not exit."""
-
-    async def wait_empty(self, within_s: float) -> bool:
-        """Wait until no process is left in it; False on timeout."""
-
 
 class EvictionMethod(Protocol):
     """One way to end a pod. `end` may be called for several pods at once."""

@@ -24,6 +24,7 @@ from reconciler.responses.means.base import (
     grace_of,
 )
 from reconciler.responses.means.config import EvictionMeans
+from reconciler.responses.means.processes import thaw, wait_empty
 from reconciler.sources.cri import CriClient
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 from state.model import PodMeta
@@ -67,8 +68,8 @@ class CriEviction:
             chosen = journalled or _ids(pod)
             await work.step(EvictionStep.STOP, stopped=chosen)
             # runc cannot end a container that is stopped, and would wait for it.
-            await work.thaw()
-            if pod is None and not await work.wait_empty(self._config.margin_s):
+            await thaw(work.tree)
+            if pod is None and not await wait_empty(work.tree, self._config.margin_s):
                 # A runtime lists a sandbox after it has made it, when its processes are in the pod's groups already.
                 pod = await client.pod(work.case.order.uid)
                 if pod is None:
@@ -78,7 +79,7 @@ class CriEviction:
             problems = [] if pod is None else await self._stop(client, pod, frozenset(chosen), work)
             if problems is None:
                 return EvictionResult(detail=_RESTARTED, returned=True)
-            if await work.wait_empty(self._config.margin_s):
+            if await wait_empty(work.tree, self._config.margin_s):
                 return EvictionResult(outcome=EvictionOutcome.DONE, detail="containers stopped by the runtime")
             # The kubelet may have been so quick that the pod's groups were not seen empty, or that what it has started
             # has ended by now, and has kept others from being stopped.
@@ -131,7 +132,7 @@ class CriEviction:
             while not problems and (now := await client.pod(pod.uid)) is not None and now.containers:
                 if not chosen.issuperset(_ids(now)):
                     return [_RESTARTED]  # the caller decides about it
-                if trio.current_time() > (until if await work.wait_empty(0.0) else until + _STARTS_S):
+                if trio.current_time() > (until if await wait_empty(work.tree, 0.0) else until + _STARTS_S):
                     break
                 for meta in now.containers:
                     await container(meta.id or "", grace_left(grace_s, work.elapsed_s()))

@@ -15,7 +15,7 @@ from cgroupfs.lines import status_mask
 from cgroupfs.subtree import Subtree
 from reconciler.responses.means.base import EvictionWork
 from reconciler.responses.means.config import NoticeConfig, NoticeKind, signal_number
-from reconciler.responses.means.processes import PodTermination, read_stat
+from reconciler.responses.means.processes import PodTermination, read_stat, wait_empty
 from reconciler.runtime.format import duration
 from reconciler.runtime.notefile import EMPTY_DIRS, NoteFile, is_name
 from reconciler.runtime.stints import in_worker
@@ -105,11 +105,11 @@ class NoticeSender:
                 elif wish.kind is NoticeKind.SIGNAL:
                     count = 0 if again else await signal_main(work.tree, work.processes, signal_number(wish.name))
                     said = "" if count or again else f"none of its main processes handles {wish.name}"
-                    if not said and await work.wait_empty(left_s):
+                    if not said and await wait_empty(work.tree, left_s):
                         said = "ended by itself"
                 else:
                     said = "" if again else await self._run(work, left_s)
-                    if not said and await work.wait_empty(left_s):
+                    if not said and await wait_empty(work.tree, left_s):
                         said = "ended by itself"
             except OSError as exc:
                 said = f"notice failed: {exc.strerror or exc}"
@@ -137,7 +137,7 @@ class NoticeSender:
 
     async def _wait_for(self, work: EvictionWork, note: NoteFile) -> str:
         while not await self._in_thread(note.acknowledged):
-            if await work.wait_empty(_LOOK_S):
+            if await wait_empty(work.tree, _LOOK_S):
                 return "ended by itself"
         return "acknowledged"
 

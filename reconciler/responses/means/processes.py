@@ -186,7 +186,7 @@ async def has_processes(tree: Subtree) -> bool:
 
 
 async def thaw(tree: Subtree) -> int:
-    """Let all of it run; how many groups were stopped."""
+    """Let all of it run; how many groups were stopped. A stopped process handles no signal; on v1 it does not exit."""
     slices, count = TimeSlice(), 0
     for stopped in tree.thawing():
         count += stopped

@@ -15,7 +15,7 @@ import trio
 from cgroupfs.errors import CgroupError
 from reconciler.responses.means.base import EvictionMethod, EvictionResult, EvictionWork, MethodSetup, grace_left
 from reconciler.responses.means.config import EvictionMeans
-from reconciler.responses.means.processes import OwnPodError, has_processes
+from reconciler.responses.means.processes import OwnPodError, has_processes, thaw, wait_empty
 from reconciler.runtime.format import duration
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 
@@ -63,16 +63,16 @@ class SignalEviction:
             await work.step(EvictionStep.TERMINATE, pid_starts=starts)
         known = {int(pid): start for pid, start in work.case.pid_starts.items()}
         left_s = grace_left(work.grace_s, work.elapsed_s())
-        await work.thaw()
+        await thaw(work.tree)
         await work.processes.signal(work.tree, signal.SIGTERM, known)
-        return await work.wait_empty(left_s)
+        return await wait_empty(work.tree, left_s)
 
     async def _kill(self, work: EvictionWork) -> str:
         """SIGKILL until no process is left; else the remaining ones, as text."""
         deadline = trio.current_time() + self._config.kill_s
         rounds, pause_s = 0, _FIRST_PAUSE_S
         while True:
-            await work.thaw()
+            await thaw(work.tree)
             # Before cgroup.kill, which spares no process: raises when the daemon itself is in it.
             members = await work.processes.members(work.tree)
             if not members:
@@ -103,7 +103,7 @@ class SignalEviction:
         finally:
             # A thaw of some milliseconds that must not be left out.
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
-                await work.thaw()
+                await thaw(work.tree)
 
     def _who_is_left(self, work: EvictionWork, members: set[int]) -> str:
         held = "a parent group is frozen, which blocks SIGKILL; " if work.tree.held_above() else ""

@@ -19,7 +19,7 @@ from state.evidence import NODE
 from state.model import PodClass
 
 C = TypeVar("C", bound=TriggerConfig)
-M = TypeVar("M", bound=Struct | None)
+M = TypeVar("M")
 
 RECLAIMED: Final = (PodClass.RECLAIMED,)
 EVERY: Final = (PodClass.RECLAIMED, PodClass.SHARED, PodClass.DEDICATED)
@@ -60,23 +60,19 @@ class TriggerResult(Struct, frozen=True, kw_only=True):
     known: bool = True
 
 
-class DurationTracker(Struct, frozen=True):
-    """Since when (monotonic seconds) something has been so without a break, by subject or uid."""
+Judged = tuple[TriggerResult, Mapping[str, M]]
+Since = Mapping[str, float]
 
-    at: Mapping[str, float] = {}
 
-    def observe(self, now: float, present: Iterable[str]) -> "DurationTracker":
-        """With ``present`` true now; all others are forgotten."""
-        return DurationTracker({key: self.at.get(key, now) for key in present})
-
-    def lasted(self, key: str, now: float) -> float | None:
-        """For how long; None: it is not so."""
-        return now - self.at[key] if key in self.at else None
+def since_when(before: Since, present: Iterable[str], now: float) -> Since:
+    """Since when (monotonic seconds) each of ``present`` has been so without a break; all others are forgotten."""
+    return {key: before.get(key, now) for key in present}
 
 
 class Trigger(Struct, Generic[C, M], frozen=True, kw_only=True):
     """One of them. ``signals``: what it reads. ``features``: Koordinator's names of the same, for a pod's own list.
 
+    ``judge``: gets back what it has returned at the pass before, by uid or place; empty at first.
     ``closes``: further BE pods would make the shortage worse, so the node is closed to them meanwhile.
     """
 
@@ -84,7 +80,7 @@ class Trigger(Struct, Generic[C, M], frozen=True, kw_only=True):
     summary: str
     config_type: type[C]
     signals: tuple[str, ...]
-    judge: Callable[[C, EvictionContext, M | None], tuple[TriggerResult, M]]
+    judge: Callable[[C, EvictionContext, Mapping[str, M]], Judged[M]]
     features: tuple[str, ...] = ()
     closes: bool = True
 

@@ -9,12 +9,13 @@ Unlike koordlet, where a limit of nothing never counts, BE work that may have no
 Source: Koordinator, qosmanager cpuevict (BE satisfaction).
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from reconciler.responses.eviction.config import CpuSatisfactionConfig
 from reconciler.responses.eviction.resources import EvictedResource
 from reconciler.responses.eviction.samples import EvictionContext
-from reconciler.responses.eviction.triggers.base import Shortage, Trigger, TriggerResult, not_measurable
+from reconciler.responses.eviction.triggers.base import Judged, Shortage, Trigger, TriggerResult, not_measurable
 from reconciler.runtime import format as fmt
 from state.evidence import NODE
 
@@ -37,15 +38,15 @@ def release_milli(config: CpuSatisfactionConfig, use: float, limit: float, reque
     return request * (config.upper_percent - satisfied) / 100
 
 
-def _judge(config: CpuSatisfactionConfig, scene: EvictionContext, _memory: None) -> tuple[TriggerResult, None]:
+def _judge(config: CpuSatisfactionConfig, scene: EvictionContext, _memory: Mapping[str, None]) -> Judged[None]:
     last = [scene.value(NODE, signal) for signal in _SIGNALS]
     mean = [scene.mean(NODE, signal, config.window_s, _SEEN) for signal in _SIGNALS]
     lacking = [signal for signal, value in zip(_SIGNALS, last, strict=True) if value is None]
     if lacking:
-        return not_measurable(*lacking), None
+        return not_measurable(*lacking), {}
     use, limit, request = (value or 0.0 for value in last)
     if None in mean:
-        return TriggerResult(words=f"unknown: too few samples in {fmt.duration(config.window_s)}", known=False), None
+        return TriggerResult(words=f"unknown: too few samples in {fmt.duration(config.window_s)}", known=False), {}
     over = [value or 0.0 for value in mean]
     need = min(release_milli(config, use, limit, request), release_milli(config, over[0], over[1], over[2]))
     share = over[1] / over[2] * 100 if over[2] > 0 else 100.0
@@ -55,9 +56,9 @@ def _judge(config: CpuSatisfactionConfig, scene: EvictionContext, _memory: None)
         f"mean of {fmt.duration(config.window_s)}"
     )
     if need <= 0:
-        return TriggerResult(words=message), None
+        return TriggerResult(words=message), {}
     pressure = Shortage(trigger=TRIGGER.name, good=EvictedResource.CPU_REQUEST, need=need, evidence=message)
-    return TriggerResult(words=message, pressures=(pressure,)), None
+    return TriggerResult(words=message, pressures=(pressure,)), {}
 
 
 TRIGGER: Final = Trigger(

@@ -12,11 +12,13 @@ from reconciler.responses.eviction.config import DiskTriggerConfig, FsMinimum
 from reconciler.responses.eviction.resources import EvictedResource, format_amount
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import (
-    DurationTracker,
+    Judged,
     Shortage,
+    Since,
     Trigger,
     TriggerResult,
     not_measurable,
+    since_when,
 )
 from reconciler.runtime.format import size
 
@@ -60,9 +62,7 @@ def _same(scene: EvictionContext) -> bool:
     return nodefs[:2] == imagefs[:2] and abs(free - other) <= _ALIKE * size
 
 
-def _judge(
-    config: DiskTriggerConfig, scene: EvictionContext, memory: DurationTracker | None
-) -> tuple[TriggerResult, DurationTracker]:
+def _judge(config: DiskTriggerConfig, scene: EvictionContext, memory: Since) -> Judged[float]:
     lacking: dict[str, tuple[str, EvictedResource, float, str]] = {}
     parts: list[str] = []
     judged: list[tuple[str, FsMinimum]] = [("fs:nodefs", config.nodefs)]
@@ -76,7 +76,7 @@ def _judge(
             parts.append(pair[0])
             if pair[1] > 0:
                 lacking[f"{subject} {good}"] = (subject, good, pair[1], pair[0])
-    since = (memory or DurationTracker()).observe(scene.now, lacking)
+    since = since_when(memory, lacking, scene.now)
     if not parts:
         return not_measurable("fs.available", "fs.inodes_free"), since
     pressures = tuple(
@@ -89,7 +89,7 @@ def _judge(
             evidence=f"{text}; {format_amount(good, need)} to free",
         )
         for key, (subject, good, need, text) in lacking.items()
-        if (since.lasted(key, scene.now) or 0.0) >= config.for_s
+        if scene.now - since[key] >= config.for_s
     )
     return TriggerResult(words="; ".join(parts), pressures=pressures), since
 

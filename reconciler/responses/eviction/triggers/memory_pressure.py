@@ -15,11 +15,13 @@ from reconciler.responses.eviction.samples import EvictionContext, is_nearly_out
 from reconciler.responses.eviction.triggers.base import (
     EVERY,
     RECLAIMED,
-    DurationTracker,
+    Judged,
     Shortage,
+    Since,
     Trigger,
     TriggerResult,
     not_measurable,
+    since_when,
 )
 from reconciler.runtime.format import duration, percent, size
 from state.evidence import NODE
@@ -66,17 +68,15 @@ def _stalled(config: MemoryPressureConfig, scene: EvictionContext) -> tuple[str,
     return message, node >= config.node_percent and suffering >= config.pods and mean >= config.mean_percent
 
 
-def _judge(
-    config: MemoryPressureConfig, scene: EvictionContext, memory: DurationTracker | None
-) -> tuple[TriggerResult, DurationTracker]:
+def _judge(config: MemoryPressureConfig, scene: EvictionContext, memory: Since) -> Judged[float]:
     free, stalled = _free(config, scene), _stalled(config, scene)
     if free is None and stalled is None:
-        return not_measurable("memory.free", "memory.pressure"), DurationTracker()
+        return not_measurable("memory.free", "memory.pressure"), {}
     parts = [pair[0] for pair in (free, stalled) if pair is not None]
     pressures = [free[1]] if free is not None and free[1] is not None else []
-    since = (memory or DurationTracker()).observe(scene.now, (_STALL,) if stalled is not None and stalled[1] else ())
-    lasted = since.lasted(_STALL, scene.now)
-    if stalled is not None and lasted is not None and lasted >= config.reclaimed_s:
+    since = since_when(memory, (_STALL,) if stalled is not None and stalled[1] else (), scene.now)
+    lasted = scene.now - since.get(_STALL, scene.now)
+    if stalled is not None and stalled[1] and lasted >= config.reclaimed_s:
         pressures.append(
             Shortage(
                 trigger=TRIGGER.name,

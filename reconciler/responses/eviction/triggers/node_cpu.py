@@ -6,12 +6,13 @@ of a mean and the last sample, so that a peak that is over evicts no pod.
 Source: Koordinator, qosmanager cpuevict (node usage).
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from reconciler.responses.eviction.config import NodeCpuConfig
 from reconciler.responses.eviction.resources import EvictedResource
 from reconciler.responses.eviction.samples import EvictionContext
-from reconciler.responses.eviction.triggers.base import Shortage, Trigger, TriggerResult, not_measurable
+from reconciler.responses.eviction.triggers.base import Judged, Shortage, Trigger, TriggerResult, not_measurable
 from reconciler.runtime import format as fmt
 from state.evidence import NODE
 
@@ -26,23 +27,23 @@ def release_milli(config: NodeCpuConfig, use: float, idle: float) -> float:
     return use - there * config.left_percent / 100
 
 
-def _judge(config: NodeCpuConfig, scene: EvictionContext, _memory: None) -> tuple[TriggerResult, None]:
+def _judge(config: NodeCpuConfig, scene: EvictionContext, _memory: Mapping[str, None]) -> Judged[None]:
     use, idle = (scene.value(NODE, signal) for signal in TRIGGER.signals)
     if use is None or idle is None:
-        return not_measurable(*TRIGGER.signals), None
+        return not_measurable(*TRIGGER.signals), {}
     mean_use, mean_idle = (scene.mean(NODE, signal, config.window_s, _SEEN) for signal in TRIGGER.signals)
     if mean_use is None or mean_idle is None:
-        return TriggerResult(words=f"unknown: too few samples in {fmt.duration(config.window_s)}", known=False), None
+        return TriggerResult(words=f"unknown: too few samples in {fmt.duration(config.window_s)}", known=False), {}
     need = min(release_milli(config, use, idle), release_milli(config, mean_use, mean_idle))
     percent = mean_use / max(1.0, mean_use + mean_idle) * 100
     message = f"CPU use {fmt.percent(percent)}, mean of {fmt.duration(config.window_s)} "
     message += f"(threshold {fmt.percent(config.threshold_percent)})"
     if need <= 0:
-        return TriggerResult(words=message), None
+        return TriggerResult(words=message), {}
     return TriggerResult(
         words=message,
         pressures=(Shortage(trigger=TRIGGER.name, good=EvictedResource.CPU, need=need, evidence=message),),
-    ), None
+    ), {}
 
 
 TRIGGER: Final = Trigger(

@@ -22,6 +22,7 @@ from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import (
     EVERY,
     RECLAIMED,
+    Judged,
     Shortage,
     Trigger,
     TriggerResult,
@@ -42,10 +43,6 @@ class BusyNode(Struct, frozen=True, kw_only=True):
     short: bool = False
 
 
-class BusyNodes(Struct, frozen=True):
-    by_node: Mapping[str, BusyNode] = {}
-
-
 def judge_node(config: NumaCpuConfig, ring: LoadRing, *, was_short: bool) -> BusyNode:
     newest = ring.ratios[-1]
     if len(ring.ratios) < config.samples:
@@ -63,11 +60,10 @@ def _pods_only_on(scene: EvictionContext, subject: str) -> frozenset[str]:
     return frozenset(uid for uid, pod in scene.frame.pods.items() if _USE in samples.get(pod.subject + end, {}))
 
 
-def _judge(config: NumaCpuConfig, scene: EvictionContext, memory: BusyNodes | None) -> tuple[TriggerResult, BusyNodes]:
+def _judge(config: NumaCpuConfig, scene: EvictionContext, memory: Mapping[str, BusyNode]) -> Judged[BusyNode]:
     places = scene.places(_PREFIX, _USE)
     if len(places) == 1:
-        return TriggerResult(words="one NUMA node: not evaluated (node_cpu is the same)"), BusyNodes()
-    before = memory.by_node if memory is not None else {}
+        return TriggerResult(words="one NUMA node: not evaluated (node_cpu is the same)"), {}
     nodes: dict[str, BusyNode] = {}
     pressures: list[Shortage] = []
     parts: list[str] = []
@@ -75,7 +71,7 @@ def _judge(config: NumaCpuConfig, scene: EvictionContext, memory: BusyNodes | No
         use, idle = scene.value(subject, _USE), scene.value(subject, _IDLE)
         if use is None or idle is None or use + idle <= 0:
             continue
-        last = before.get(subject)
+        last = memory.get(subject)
         old = last.ring if last is not None else None
         ring = advance(old, config, scene, subject=subject, signal=_USE, whole=use + idle)
         if ring is None:
@@ -103,9 +99,9 @@ def _judge(config: NumaCpuConfig, scene: EvictionContext, memory: BusyNodes | No
                 )
             )
     if not nodes:
-        return not_measurable("CPU use of NUMA nodes"), BusyNodes()
+        return not_measurable("CPU use of NUMA nodes"), {}
     known = any(len(node.ring.ratios) >= config.samples for node in nodes.values())
-    return TriggerResult(words="; ".join(parts), pressures=tuple(pressures), known=known), BusyNodes(nodes)
+    return TriggerResult(words="; ".join(parts), pressures=tuple(pressures), known=known), nodes
 
 
 TRIGGER: Final = Trigger(

@@ -22,6 +22,7 @@ from reconciler.responses.eviction.samples import EvictionContext, is_nearly_out
 from reconciler.responses.eviction.triggers.base import (
     EVERY,
     RECLAIMED,
+    Judged,
     Shortage,
     Trigger,
     TriggerResult,
@@ -33,12 +34,6 @@ _MARGIN_PART: Final = 0.05
 _CACHE_PART: Final = 0.10
 _LEAST_PART: Final = 0.001
 """A pod that holds less than this of the node is no candidate."""
-
-
-class ShortPasses(Struct, frozen=True):
-    """How many passes each node has been short, less those in which it was not."""
-
-    by_node: Mapping[str, int] = {}
 
 
 class NodeWatermarks(Struct, frozen=True, kw_only=True):
@@ -95,17 +90,15 @@ def marks_of(config: NumaMemoryTriggerConfig, scene: EvictionContext, subject: s
     )
 
 
-def _judge(
-    config: NumaMemoryTriggerConfig, scene: EvictionContext, memory: ShortPasses | None
-) -> tuple[TriggerResult, ShortPasses]:
-    before = memory.by_node if memory is not None else {}
+def _judge(config: NumaMemoryTriggerConfig, scene: EvictionContext, memory: Mapping[str, int]) -> Judged[int]:
+    """``memory``: how many passes each node has been short, less those in which it was not."""
     counts: dict[str, int] = {}
     pressures: list[Shortage] = []
     parts: list[str] = []
     known = False
     for subject in scene.places("numa:"):
         marks = marks_of(config, scene, subject)
-        count = before.get(subject, 0)
+        count = memory.get(subject, 0)
         if marks is None:
             counts[subject] = count
             parts.append(f"{subject}: unknown")
@@ -136,8 +129,8 @@ def _judge(
                 )
             )
     if not known:
-        return not_measurable("memory of NUMA nodes"), ShortPasses(counts)
-    return TriggerResult(words="; ".join(parts), pressures=tuple(pressures)), ShortPasses(counts)
+        return not_measurable("memory of NUMA nodes"), counts
+    return TriggerResult(words="; ".join(parts), pressures=tuple(pressures)), counts
 
 
 TRIGGER: Final = Trigger(

@@ -9,21 +9,15 @@ Source: Katalyst, CPU eviction plugin, load strategy.
 from collections.abc import Mapping
 from typing import Final
 
-from msgspec import Struct
-
 from reconciler.responses.eviction.config import PoolLoadConfig
 from reconciler.responses.eviction.resources import EvictedResource
 from reconciler.responses.eviction.samples import EvictionContext
-from reconciler.responses.eviction.triggers.base import Shortage, Trigger, TriggerResult, not_measurable
+from reconciler.responses.eviction.triggers.base import Judged, Shortage, Trigger, TriggerResult, not_measurable
 from reconciler.responses.eviction.triggers.ring import LoadRing, advance
 from reconciler.runtime.format import number
 from state.model import PodClass
 
 _PREFIX: Final = "pool:"
-
-
-class LoadRings(Struct, frozen=True):
-    by_pool: Mapping[str, LoadRing] = {}
 
 
 def evaluate_pool(name: str) -> bool:
@@ -36,14 +30,13 @@ def _ring(config: PoolLoadConfig, scene: EvictionContext, subject: str, ring: Lo
     return advance(ring, config, scene, subject=subject, signal="load.runnable", whole=cpus) if cpus else None
 
 
-def _judge(config: PoolLoadConfig, scene: EvictionContext, memory: LoadRings | None) -> tuple[TriggerResult, LoadRings]:
-    before = memory.by_pool if memory is not None else {}
+def _judge(config: PoolLoadConfig, scene: EvictionContext, memory: Mapping[str, LoadRing]) -> Judged[LoadRing]:
     rings: dict[str, LoadRing] = {}
     pressures: list[Shortage] = []
     parts: list[str] = []
     for subject in scene.places(_PREFIX):
         name = subject.removeprefix(_PREFIX)
-        ring = _ring(config, scene, subject, before.get(name)) if evaluate_pool(name) else None
+        ring = _ring(config, scene, subject, memory.get(name)) if evaluate_pool(name) else None
         if ring is None:
             continue
         rings[name] = ring
@@ -73,9 +66,9 @@ def _judge(config: PoolLoadConfig, scene: EvictionContext, memory: LoadRings | N
             )
         )
     if not rings:
-        return not_measurable("load of online pools"), LoadRings()
+        return not_measurable("load of online pools"), {}
     known = any(len(ring.ratios) >= config.samples for ring in rings.values())
-    return TriggerResult(words="; ".join(parts), pressures=tuple(pressures), known=known), LoadRings(rings)
+    return TriggerResult(words="; ".join(parts), pressures=tuple(pressures), known=known), rings
 
 
 def _reached(config: PoolLoadConfig, ring: LoadRing) -> tuple[float, int] | None:

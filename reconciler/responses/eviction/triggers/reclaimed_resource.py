@@ -15,7 +15,9 @@ from reconciler.responses.eviction.resources import EvictedResource, cpu_request
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import (
     RECLAIMED,
+    Judged,
     Shortage,
+    Since,
     Trigger,
     TriggerResult,
     not_measurable,
@@ -34,7 +36,7 @@ def _most(scene: EvictionContext, signal: str, length_s: float) -> float | None:
     return max(value for _, value in scene.past(NODE, signal, length_s))
 
 
-def _judge(config: ReclaimedResourceConfig, scene: EvictionContext, _memory: None) -> tuple[TriggerResult, None]:
+def _judge(config: ReclaimedResourceConfig, scene: EvictionContext, _memory: Since) -> Judged[float]:
     pods = list(scene.pods(*RECLAIMED))
     pressures: list[Shortage] = []
     parts: list[str] = []
@@ -57,8 +59,8 @@ def _judge(config: ReclaimedResourceConfig, scene: EvictionContext, _memory: Non
             need = requested - ratio * there * config.lower_percent / 100
             pressures.append(Shortage(trigger=TRIGGER.name, good=good, need=need, hard=True, evidence=text))
     if not parts:
-        return not_measurable(*TRIGGER.signals), None
-    return TriggerResult(words="; ".join(parts), pressures=tuple(pressures)), None
+        return not_measurable(*TRIGGER.signals), {}
+    return TriggerResult(words="; ".join(parts), pressures=tuple(pressures)), {}
 
 
 TRIGGER: Final = Trigger(

@@ -17,11 +17,13 @@ from reconciler.responses.eviction.resources import EvictedResource, memory_requ
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import (
     EVERY,
-    DurationTracker,
+    Judged,
     Shortage,
+    Since,
     Trigger,
     TriggerResult,
     not_measurable,
+    since_when,
 )
 from reconciler.responses.eviction.triggers.suppression import positive
 from reconciler.runtime.format import number, size
@@ -47,9 +49,7 @@ def _request(pod: PodSnapshot) -> int | None:
     return None if field in pod.partial else memory_request(pod)
 
 
-def _judge(
-    config: RssOveruseConfig, scene: EvictionContext, memory: DurationTracker | None
-) -> tuple[TriggerResult, DurationTracker]:
+def _judge(config: RssOveruseConfig, scene: EvictionContext, memory: Since) -> Judged[float]:
     over: dict[str, tuple[PodSnapshot, float, str]] = {}
     judged = 0
     for pod in scene.pods(*EVERY):
@@ -63,7 +63,7 @@ def _judge(
                 f"{pod.title} uses {size(rss)}, more than {number(most / request)} times its request of {size(request)}"
             )
             over[pod.uid] = (pod, rss - most, message)
-    since = (memory or DurationTracker()).observe(scene.now, over)
+    since = since_when(memory, over, scene.now)
     if not judged:
         return not_measurable("memory.rss of pods with requests"), since
     pressures = tuple(
@@ -78,7 +78,7 @@ def _judge(
             named=True,
         )
         for uid, (pod, excess, text) in over.items()
-        if (since.lasted(uid, scene.now) or 0.0) >= config.for_s
+        if scene.now - since[uid] >= config.for_s
     )
     return TriggerResult(words=f"{len(over)} of {judged} pods above the threshold", pressures=pressures), since
 

@@ -19,11 +19,13 @@ from reconciler.responses.eviction.resources import EvictedResource, cpu_request
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import (
     RECLAIMED,
-    DurationTracker,
+    Judged,
     Shortage,
+    Since,
     Trigger,
     TriggerResult,
     not_measurable,
+    since_when,
 )
 from reconciler.runtime import format as fmt
 from state.evidence import NODE, PodSnapshot
@@ -56,18 +58,16 @@ def positive(value: object) -> float:
     return number
 
 
-def _judge(
-    config: SuppressionConfig, scene: EvictionContext, memory: DurationTracker | None
-) -> tuple[TriggerResult, DurationTracker]:
+def _judge(config: SuppressionConfig, scene: EvictionContext, memory: Since) -> Judged[float]:
     supply = scene.value(NODE, "be.limit")
     if supply is None:
-        return not_measurable("be.limit"), DurationTracker()
+        return not_measurable("be.limit"), {}
     asking = {pod.uid: pod for pod in scene.pods(*RECLAIMED) if cpu_request(pod)}
     total = sum(cpu_request(pod) or 0 for pod in asking.values())
     tolerated = {uid: tolerance(pod, config.tolerance_ratio) for uid, pod in asking.items()}
     suffering = [uid for uid, most in tolerated.items() if total > most * supply]
-    since = (memory or DurationTracker()).observe(scene.now, suffering)
-    overdue = [uid for uid in suffering if (since.lasted(uid, scene.now) or 0.0) >= config.for_s]
+    since = since_when(memory, suffering, scene.now)
+    overdue = [uid for uid in suffering if scene.now - since[uid] >= config.for_s]
     relation = f"{fmt.number(total / supply)} times" if supply > 0 else "more than"
     message = f"BE requests {fmt.cpu(total)}, {relation} the limit of {fmt.cpus(supply)}"
     if suffering:

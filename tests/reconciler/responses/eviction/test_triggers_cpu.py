@@ -121,7 +121,7 @@ def test_a_new_pod_of_an_old_name_has_not_suffered_yet_and_who_is_gone_is_forgot
     judge.after(200)
     world.pods = {"b": be("b", title="ci/job", requests=batch(9000))}
     assert not judge.after(150).pressures
-    assert set(judge.memory.at) == {"b"}
+    assert set(judge.memory) == {"b"}
 
 
 def test_while_the_supply_is_not_known_nobodys_time_runs() -> None:
@@ -161,7 +161,7 @@ def test_eighty_percent_of_the_samples_must_be_above(high: int, met: bool) -> No
     world.at += 0.5
     world.put("pool:shared", load__runnable=12)
     reading = judge.after(high * 10)
-    assert len(judge.memory.by_pool["shared"].ratios) == 10
+    assert len(judge.memory["shared"].ratios) == 10
     assert bool(reading.pressures) is met
     if met:
         assert reading.pressures[0].hard is False

@@ -130,11 +130,11 @@ def test_a_good_pass_takes_one_off_and_a_count_that_is_high_evicts_nobody_in_it(
     world = numa(400 * MI)
     judge = Judge(numa_memory.TRIGGER, world, COUNTING)
     judge.after(6 * 5, 5)
-    assert judge.memory.by_node == {"numa:0": 7}
+    assert judge.memory == {"numa:0": 7}
     world.put("numa:0", memory__free=2 * GI)
     assert judge.after(5, 5).pressures == ()
     assert judge.after(5, 5).pressures == ()
-    assert judge.memory.by_node == {"numa:0": 5}
+    assert judge.memory == {"numa:0": 5}
     world.put("numa:0", memory__free=400 * MI)
     assert judge.after(5, 5).pressures
 
@@ -143,7 +143,7 @@ def test_below_min_and_urgent_be_goes_at_once_and_everybody_in_the_next_pass() -
     judge = Judge(numa_memory.TRIGGER, numa(100 * MI))
     (pressure,) = judge.now().pressures
     assert pressure.classes == RECLAIMED
-    assert judge.memory.by_node == {"numa:0": 11}
+    assert judge.memory == {"numa:0": 11}
     assert "below the min watermark" in pressure.evidence
     (pressure,) = judge.now().pressures
     assert pressure.classes == EVERY
@@ -191,7 +191,7 @@ def test_a_pass_that_cannot_be_judged_changes_nothing() -> None:
     world.put("numa:0", memory__free=None)
     world.at += 60
     reading = judge.now()
-    assert (reading.known, reading.pressures, judge.memory.by_node) == (False, (), {"numa:0": 7})
+    assert (reading.known, reading.pressures, judge.memory) == (False, (), {"numa:0": 7})
 
 
 def stalling(node: float, pods: list[float]) -> World:

@@ -105,9 +105,9 @@ def test_a_load_that_has_just_ended_is_no_shortage_and_ends_it_with_its_next_sam
     assert judge.after(60).pressures
     use(world, "numa:0", 10)
     assert not judge.after(1).pressures
-    assert judge.memory.by_node["numa:0"].short
+    assert judge.memory["numa:0"].short
     judge.after(30)
-    assert not judge.memory.by_node["numa:0"].short
+    assert not judge.memory["numa:0"].short
 
 
 def test_peaks_of_half_of_the_time_are_no_shortage() -> None:

@@ -102,7 +102,7 @@ class Judge:
         self.memory: Any = None
 
     def now(self) -> TriggerResult:
-        reading, self.memory = self.trigger.judge(self.config, self.world.scene(), self.memory)
+        reading, self.memory = self.trigger.judge(self.config, self.world.scene(), self.memory or {})
         return reading
 
     def after(self, seconds: float, step_s: float = 1.0) -> TriggerResult:
