@@ -87,9 +87,13 @@ async def carried_out(evictor: Evictor, *orders: EvictionOrder) -> tuple[Evictio
         await nursery.start(evictor.run)
         for order in orders:
             evictor.submit(order)
-        await until(lambda: not any(case.open for case in evictor.cases()))
+        await all_ended(evictor)
         nursery.cancel_scope.cancel()
     return evictor.cases()
+
+
+async def all_ended(evictor: Evictor) -> None:
+    await until(lambda: not any(case.open for case in evictor.cases()))
 
 
 def left_at(pod: PlainPod, step: EvictionStep, **more: Any) -> EvictionCase:

@@ -182,7 +182,7 @@ async def test_a_case_that_is_no_longer_true_touches_nobody(bench: Bench, why: s
 
 
 async def test_ended_cases_are_kept_for_the_limits_and_then_forgotten(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_FORGET_S", 0.02)
     pods = [bench.node.add(uid) for uid in "ab"]
@@ -190,10 +190,8 @@ async def test_ended_cases_are_kept_for_the_limits_and_then_forgotten(
         now = time.time()
         bench.leave(left_at(pod, EvictionStep.ENDED, outcome=EvictionOutcome.DONE, ended_s=now - age_s))
     evictor = bench.evictor()
-    async with trio.open_nursery() as nursery:
-        await nursery.start(evictor.run)
-        await until(lambda: len(evictor.cases()) == 1)
-        nursery.cancel_scope.cancel()
+    await nursery.start(evictor.run)
+    await until(lambda: len(evictor.cases()) == 1)
     assert [case.order.uid for case in bench.rows()] == ["b"]
     assert bench.told == []
 

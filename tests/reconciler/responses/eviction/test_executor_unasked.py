@@ -17,7 +17,7 @@ from reconciler.responses.means.config import ApiMeans, RestartRules
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOrder, EvictionOutcome, EvictionStep
 from tests.fakes.constants import varied
 from tests.fakes.plainpod import PlainPod, ScriptedWay, ends, fails, order_for
-from tests.reconciler.responses.bench import CONFIG, Bench, carried_out, left_at
+from tests.reconciler.responses.bench import CONFIG, Bench, all_ended, carried_out, left_at
 from tests.until import until
 
 WHY = "HTTP 401: Unauthorized"
@@ -116,19 +116,19 @@ async def test_a_refusal_counts_more_than_the_danger(bench: Bench) -> None:
     assert case.detail == "refused by its disruption budget: HTTP 429: the budget says no"
 
 
-async def test_a_pod_that_the_kubelet_starts_again_is_not_ended_a_second_time(bench: Bench) -> None:
+async def test_a_pod_that_the_kubelet_starts_again_is_not_ended_a_second_time(
+    bench: Bench, nursery: trio.Nursery
+) -> None:
     pod = bench.node.add("a")
     config = varied(CONFIG, restarts=RestartRules(watch_s=0.3, times=3))
     cri, last = ScriptedWay(CRI, ends(pod)), ScriptedWay(SIGNAL, ends(pod))
-    async with trio.open_nursery() as nursery:
 
-        async def kubelet() -> None:
-            await until(lambda: not pod.alive)
-            pod.live(4_000_002)
+    async def kubelet() -> None:
+        await until(lambda: not pod.alive)
+        pod.live(4_000_002)
 
-        nursery.start_soon(kubelet)
-        evictor = bench.evictor(refused_token(), cri, last, config=config)
-        (case,) = await carried_out(evictor, critical("a"))
+    nursery.start_soon(kubelet)
+    (case,) = await carried_out(bench.evictor(refused_token(), cri, last, config=config), critical("a"))
     assert (case.outcome, case.rounds, case.dying) == (EvictionOutcome.FAILED, 1, False)
     assert (len(cri.log), len(last.log), pod.alive) == (1, 0, True)
     assert case.detail == (
@@ -152,7 +152,9 @@ class Slow:
         return ends(self.pods[uid])(work)
 
 
-async def test_one_pod_at_a_time_until_it_has_stayed_ended_and_the_relief_withdraws_the_others(bench: Bench) -> None:
+async def test_one_pod_at_a_time_until_it_has_stayed_ended_and_the_relief_withdraws_the_others(
+    bench: Bench, nursery: trio.Nursery
+) -> None:
     pods = {uid: bench.node.add(uid) for uid in "abc"}
     slow = Slow(pods)
     config = varied(CONFIG, at_once=3, restarts=RestartRules(watch_s=0.2))
@@ -161,30 +163,30 @@ async def test_one_pod_at_a_time_until_it_has_stayed_ended_and_the_relief_withdr
     def case(uid: str) -> EvictionCase:
         return next(case for case in evictor.cases() if case.order.uid == uid)
 
-    async with trio.open_nursery() as nursery:
-        await nursery.start(evictor.run)
-        for uid in "abc":
-            evictor.submit(critical(uid))
-        await until(lambda: bool(slow.begun))
-        await trio.sleep(0.1)
-        (first,) = slow.begun
-        waiting = [uid for uid in "abc" if uid != first]
-        assert bench.kinds().count(AlertKind.EVICTION_UNGUARDED) == 1
-        evictor.withdraw(f"1-{waiting[0]}", "the shortage has ended")
-        await until(lambda: case(waiting[0]).outcome is EvictionOutcome.ABANDONED)
-        slow.go[first].set()
-        await until(lambda: not pods[first].alive)
-        await trio.sleep(0.1)
-        assert slow.begun == [first], "its effect is awaited"
-        await until(lambda: len(slow.begun) == 2)
-        assert case(first).outcome is EvictionOutcome.DONE
-        slow.go[waiting[1]].set()
-        await until(lambda: case(waiting[1]).outcome is EvictionOutcome.DONE)
-        nursery.cancel_scope.cancel()
+    await nursery.start(evictor.run)
+    for uid in "abc":
+        evictor.submit(critical(uid))
+    await until(lambda: bool(slow.begun))
+    await trio.sleep(0.1)
+    (first,) = slow.begun
+    waiting = [uid for uid in "abc" if uid != first]
+    assert bench.kinds().count(AlertKind.EVICTION_UNGUARDED) == 1
+    evictor.withdraw(f"1-{waiting[0]}", "the shortage has ended")
+    await until(lambda: case(waiting[0]).outcome is EvictionOutcome.ABANDONED)
+    slow.go[first].set()
+    await until(lambda: not pods[first].alive)
+    await trio.sleep(0.1)
+    assert slow.begun == [first], "its effect is awaited"
+    await until(lambda: len(slow.begun) == 2)
+    assert case(first).outcome is EvictionOutcome.DONE
+    slow.go[waiting[1]].set()
+    await until(lambda: case(waiting[1]).outcome is EvictionOutcome.DONE)
     assert (slow.way.most_at_once, pods[waiting[0]].alive) == (1, True)
 
 
-async def test_after_one_that_the_kubelet_has_started_again_the_next_waits_until_it_may_be_ready(bench: Bench) -> None:
+async def test_after_one_that_the_kubelet_has_started_again_the_next_waits_until_it_may_be_ready(
+    bench: Bench, nursery: trio.Nursery
+) -> None:
     pods = {uid: bench.node.add(uid) for uid in "ab"}
     times: list[float] = []
 
@@ -200,11 +202,9 @@ async def test_after_one_that_the_kubelet_has_started_again_the_next_waits_until
                     pod.live(4_000_002)
 
     config = varied(CONFIG, restarts=RestartRules(watch_s=0.6))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(kubelet)
-        evictor = bench.evictor(refused_token(), ScriptedWay(CRI, act), config=config)
-        cases = await carried_out(evictor, critical("a"), critical("b"))
-        nursery.cancel_scope.cancel()
+    nursery.start_soon(kubelet)
+    evictor = bench.evictor(refused_token(), ScriptedWay(CRI, act), config=config)
+    cases = await carried_out(evictor, critical("a"), critical("b"))
     assert [case.outcome for case in cases] == [EvictionOutcome.FAILED] * 2
     first, second = times
     assert second - first >= 0.6
@@ -245,25 +245,25 @@ async def test_the_pause_after_a_restarted_pod_is_not_cut_short_by_another_order
     assert turn.take("c")
 
 
-async def test_one_that_waits_is_refused_as_soon_as_the_shortage_is_not_critical_any_more(bench: Bench) -> None:
+async def test_one_that_waits_is_refused_as_soon_as_the_shortage_is_not_critical_any_more(
+    bench: Bench, nursery: trio.Nursery
+) -> None:
     pods = {uid: bench.node.add(uid) for uid in "ab"}
     slow = Slow(pods)
     evictor = bench.evictor(refused_token(), slow.way)
     danger = [("node_memory", "node")]
     evictor.measured(danger)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(evictor.run)
-        for uid in "ab":
-            evictor.submit(critical(uid))
-        await until(lambda: bool(slow.begun))
-        (first,) = slow.begun
-        (other,) = set("ab") - {first}
-        evictor.measured([("node_memory", "numa:0"), ("numa_memory", "node")])
-        await until(lambda: any(case.outcome is EvictionOutcome.REFUSED for case in evictor.cases()))
-        assert (pods[other].alive, slow.begun) == (True, [first])
-        slow.go[first].set()
-        await until(lambda: not any(case.open for case in evictor.cases()))
-        nursery.cancel_scope.cancel()
+    await nursery.start(evictor.run)
+    for uid in "ab":
+        evictor.submit(critical(uid))
+    await until(lambda: bool(slow.begun))
+    (first,) = slow.begun
+    (other,) = set("ab") - {first}
+    evictor.measured([("node_memory", "numa:0"), ("numa_memory", "node")])
+    await until(lambda: any(case.outcome is EvictionOutcome.REFUSED for case in evictor.cases()))
+    assert (pods[other].alive, slow.begun) == (True, [first])
+    slow.go[first].set()
+    await all_ended(evictor)
     assert {case.order.uid: case.outcome for case in evictor.cases()} == {
         first: EvictionOutcome.DONE,
         other: EvictionOutcome.REFUSED,
@@ -292,7 +292,7 @@ async def test_what_an_earlier_run_had_begun_to_end_is_ended(bench: Bench) -> No
     assert bench.kinds() == [AlertKind.EVICTION_DONE]
 
 
-async def test_one_that_waited_for_its_turn_asks_again_first(bench: Bench) -> None:
+async def test_one_that_waited_for_its_turn_asks_again_first(bench: Bench, nursery: trio.Nursery) -> None:
     pods = {uid: bench.node.add(uid) for uid in "ab"}
     slow = Slow(pods)
     answers = ["unasked"]
@@ -304,39 +304,37 @@ async def test_one_that_waited_for_its_turn_asks_again_first(bench: Bench) -> No
         return EvictionResult(outcome=EvictionOutcome.REFUSED, detail="refused by its disruption budget")
 
     evictor = bench.evictor(ScriptedWay(API, act), slow.way)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(evictor.run)
-        for uid in "ab":
-            evictor.submit(critical(uid))
-        await until(lambda: bool(slow.begun))
-        (first,) = slow.begun
-        await trio.sleep(0.05)
-        answers[0] = "refuses"
-        slow.go[first].set()
-        await until(lambda: not any(case.open for case in evictor.cases()))
-        nursery.cancel_scope.cancel()
+    await nursery.start(evictor.run)
+    for uid in "ab":
+        evictor.submit(critical(uid))
+    await until(lambda: bool(slow.begun))
+    (first,) = slow.begun
+    await trio.sleep(0.05)
+    answers[0] = "refuses"
+    slow.go[first].set()
+    await all_ended(evictor)
     outcomes = {case.order.uid: case.outcome for case in evictor.cases()}
     (other,) = set("ab") - {first}
     assert outcomes == {first: EvictionOutcome.DONE, other: EvictionOutcome.REFUSED}
     assert pods[other].alive
 
 
-async def test_an_earlier_runs_case_that_had_acted_precedes_one_that_waited(bench: Bench) -> None:
+async def test_an_earlier_runs_case_that_had_acted_precedes_one_that_waited(
+    bench: Bench, nursery: trio.Nursery
+) -> None:
     pods = {uid: bench.node.add(uid) for uid in "ab"}
     slow = Slow(pods)
     for uid, step, means in (("a", EvictionStep.ASK, API), ("b", EvictionStep.STOP, CRI)):
         left = left_at(pods[uid], step, means=means, left=(API,), unasked=WHY, announced=uid == "b")
         bench.leave(replace(left, order=replace(left.order, critical=True, decided_s=time.time())))
     evictor: Evictor = bench.evictor(refused_token(), slow.way)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(evictor.run)
-        await until(lambda: bool(slow.begun))
-        await trio.sleep(0.1)
-        assert slow.begun == ["b"]
-        for go in slow.go.values():
-            go.set()
-        await until(lambda: not any(case.open for case in evictor.cases()))
-        nursery.cancel_scope.cancel()
+    await nursery.start(evictor.run)
+    await until(lambda: bool(slow.begun))
+    await trio.sleep(0.1)
+    assert slow.begun == ["b"]
+    for go in slow.go.values():
+        go.set()
+    await all_ended(evictor)
     assert slow.way.most_at_once == 1
     told = [alert.labels["pod"] for alert in bench.told if alert.kind is AlertKind.EVICTION_UNGUARDED]
     assert told == ["a"], "the alert of b was stored by the earlier run"

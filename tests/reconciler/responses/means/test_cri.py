@@ -75,10 +75,16 @@ def then(runtime: FakeRuntime, act: Callable[[str], object]) -> None:
     runtime.on_stop = on_stop
 
 
-async def evict(runtime: FakeRuntime, tree: Subtree, case: EvictionCase | None = None, **more: Any) -> EvictionResult:
-    work = FakeWork(case or EvictionCase(order=order()), tree, **more)
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
+async def evict(runtime: FakeRuntime, work: FakeWork, timeout_s: float = 60) -> EvictionResult:
+    async with CriClient(str(runtime.socket), timeout_s=timeout_s) as cri:
         return await CriEviction(CONFIG, lambda: cri).terminate(work)
+
+
+def work_on(tree: Subtree, grace_s: float | None = None, *, own_s: float | None = None, **more: Any) -> FakeWork:
+    """``grace_s``: the order's; ``own_s``: the pod's. ``more``: of the case."""
+    step = more.get("step")
+    case = EvictionCase(order=order(grace_s), target=EvictionTarget(grace_s=own_s), **more)
+    return FakeWork(case, tree, resumed=step)
 
 
 def ids(runtime: FakeRuntime) -> set[str]:
@@ -96,9 +102,8 @@ async def test_all_containers_get_their_grace_and_then_the_sandbox_goes(
     ordered: float | None,
     used: int,
 ) -> None:
-    work = FakeWork(EvictionCase(order=order(ordered), target=EvictionTarget(grace_s=own)), tree)
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        result = await CriEviction(CONFIG, lambda: cri).terminate(work)
+    work = work_on(tree, ordered, own_s=own)
+    result = await evict(runtime, work)
     assert (result.outcome, work.steps) == (EvictionOutcome.DONE, [EvictionStep.STOP])
     assert set(stops[:-1]) == {(text, used) for text in ids(runtime)}
     assert len(stops) == 3
@@ -108,12 +113,8 @@ async def test_all_containers_get_their_grace_and_then_the_sandbox_goes(
 async def test_taken_up_again_only_what_is_left_of_the_grace_is_given(
     runtime: FakeRuntime, tree: Subtree, stops: Stops
 ) -> None:
-    case = EvictionCase(
-        order=order(), target=EvictionTarget(grace_s=300.0), step=EvictionStep.STOP, step_s=time.time() - 200.0
-    )
-    work = FakeWork(case, tree, resumed=EvictionStep.STOP)
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        result = await CriEviction(CONFIG, lambda: cri).terminate(work)
+    work = work_on(tree, own_s=300.0, step=EvictionStep.STOP, step_s=time.time() - 200.0)
+    result = await evict(runtime, work)
     assert (result.outcome, work.steps) == (EvictionOutcome.DONE, [])
     assert {text for text, _ in stops[:-1]} == ids(runtime)
     assert all(40 < left_s <= 100 for _, left_s in stops[:-1]), "a busy machine takes its time"
@@ -123,8 +124,7 @@ async def test_who_may_never_have_been_asked_gets_a_little_grace_however_long_ag
     runtime: FakeRuntime, tree: Subtree, stops: Stops
 ) -> None:
     """The daemon may have died between the journal and the act; 0 would be SIGKILL at once."""
-    case = EvictionCase(order=order(), target=EvictionTarget(grace_s=30.0), step=EvictionStep.STOP)
-    result = await evict(runtime, tree, case, resumed=EvictionStep.STOP)
+    result = await evict(runtime, work_on(tree, own_s=30.0, step=EvictionStep.STOP))
     assert result.outcome is EvictionOutcome.DONE
     assert set(stops[:-1]) == {(text, 2) for text in ids(runtime)}
 
@@ -142,15 +142,14 @@ async def test_a_container_that_is_started_meanwhile_is_reported_and_neither_sto
             runtime.containers.append(late)
 
     then(runtime, kubelet)
-    work = FakeWork(EvictionCase(order=order()), tree)
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        result = await CriEviction(CONFIG, lambda: cri).terminate(work)
-        assert (result.outcome, result.returned) == (None, True)
-        assert sorted(identifier for identifier, _ in stops) == first
-        assert set(work.case.stopped) == {*first, SANDBOX}
-        # The caller decides that it is ended again, with its own grace, before the sandbox.
-        work.case = replace(work.case, stopped=())
-        again = await CriEviction(CONFIG, lambda: cri).terminate(work)
+    work = work_on(tree)
+    result = await evict(runtime, work)
+    assert (result.outcome, result.returned) == (None, True)
+    assert sorted(identifier for identifier, _ in stops) == first
+    assert set(work.case.stopped) == {*first, SANDBOX}
+    # The caller decides that it is ended again, with its own grace, before the sandbox.
+    work.case = replace(work.case, stopped=())
+    again = await evict(runtime, work)
     assert (again.outcome, again.returned) == (EvictionOutcome.DONE, False)
     assert stops[2:] == [(f"{first[0]}+", 2), (SANDBOX, -1)]
 
@@ -166,7 +165,7 @@ async def test_a_container_that_was_being_started_is_stopped_when_it_runs_in_the
             late.state = cri_pb2.CONTAINER_RUNNING
 
     then(runtime, started)
-    result = await evict(runtime, tree)
+    result = await evict(runtime, work_on(tree))
     assert (result.outcome, result.detail) == (EvictionOutcome.DONE, "containers stopped by the runtime")
     assert (late.state, stops[-2:]) == (cri_pb2.CONTAINER_EXITED, [(SANDBOX, -1), (late.id, 2)])
 
@@ -182,7 +181,7 @@ async def test_a_container_that_the_kubelet_adds_to_the_ended_sandbox_for_a_mome
     more = replace(one, containers=(*one.containers, ContainerMeta(name="b", id="b", kind=ContainerKind.APP)))
     client = mock.create_autospec(CriClient, instance=True)
     client.pod.side_effect = [one, one, more, one]
-    result = await CriEviction(CONFIG, lambda: client).terminate(FakeWork(EvictionCase(order=order()), tree))
+    result = await CriEviction(CONFIG, lambda: client).terminate(work_on(tree))
     assert (result.outcome, result.returned) == (None, True)
 
 
@@ -190,10 +189,8 @@ async def test_taken_up_again_what_the_kubelet_has_started_since_the_first_read_
     runtime: FakeRuntime, tree: Subtree, stops: Stops
 ) -> None:
     first = min(ids(runtime))
-    case = EvictionCase(
-        order=order(), step=EvictionStep.STOP, step_s=time.time(), stopped=(first, "ended before", SANDBOX)
-    )
-    result = await evict(runtime, tree, case, resumed=EvictionStep.STOP)
+    stopped = (first, "ended before", SANDBOX)
+    result = await evict(runtime, work_on(tree, step=EvictionStep.STOP, step_s=time.time(), stopped=stopped))
     assert (result.outcome, result.returned, [identifier for identifier, _ in stops]) == (None, True, [first])
 
 
@@ -209,8 +206,7 @@ async def test_a_pod_that_the_runtime_lists_after_its_processes_are_there_is_sto
         runtime.sandboxes, runtime.containers = sandboxes, containers
 
     work = FakeWork(EvictionCase(order=order()), tree, before=created)
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        result = await CriEviction(CONFIG, lambda: cri).terminate(work)
+    result = await evict(runtime, work)
     assert result.outcome is EvictionOutcome.DONE
     assert {identifier for identifier, _ in stops} == {*expected, SANDBOX} == set(work.case.stopped)
     assert stops[-1] == (SANDBOX, -1)
@@ -220,7 +216,7 @@ async def test_where_the_runtime_does_not_list_the_pod_again_its_sandbox_is_left
     runtime: FakeRuntime, tree: Subtree, stops: Stops
 ) -> None:
     then(runtime, lambda _: setattr(runtime, "refusal", (grpc.StatusCode.UNAVAILABLE, "restarting")))
-    result = await evict(runtime, tree)
+    result = await evict(runtime, work_on(tree))
     assert (result.outcome, result.returned) == (None, False)
     assert "restarting" in result.detail
     assert all(grace >= 0 for _, grace in stops)
@@ -237,7 +233,7 @@ async def test_a_container_that_cannot_be_stopped_does_not_keep_the_sandbox_from
         before(identifier, grace)
 
     runtime.on_stop = on_stop
-    result = await evict(runtime, tree)
+    result = await evict(runtime, work_on(tree))
     assert (result.outcome, stops) == (EvictionOutcome.DONE, [(SANDBOX, -1)]), "and its containers with it"
 
 
@@ -253,7 +249,7 @@ async def test_a_pod_that_is_started_again_before_its_groups_are_seen_empty_is_r
             (tmp_path / "cgroup.procs").write_text("4243\n")
 
     then(runtime, kubelet)
-    result = await evict(runtime, tree)
+    result = await evict(runtime, work_on(tree))
     assert (result.outcome, result.returned) == (None, True)
     assert stops[-1] == (SANDBOX, -1)
 
@@ -261,30 +257,23 @@ async def test_a_pod_that_is_started_again_before_its_groups_are_seen_empty_is_r
 async def test_processes_that_outlive_what_the_runtime_says_are_left_to_the_next_means(
     runtime: FakeRuntime, tree: Subtree
 ) -> None:
-    result = await evict(runtime, tree)
+    result = await evict(runtime, work_on(tree))
     assert (result.outcome, result.detail) == (None, "the runtime reports it stopped, but processes are running")
 
 
 async def test_a_runtime_without_the_pod_that_refuses_or_hangs_is_followed_by_the_next_means(
     runtime: FakeRuntime, tree: Subtree
 ) -> None:
-    details = []
-    async with CriClient(str(runtime.socket), timeout_s=0.3) as cri:
-        way = CriEviction(CONFIG, lambda: cri)
-        runtime.answers.clear()
-        details.append((await way.terminate(FakeWork(EvictionCase(order=order()), tree))).detail)
-        runtime.answers.set()
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        runtime.refusal = (grpc.StatusCode.INTERNAL, "shim is dead")
-        details.append((await way.terminate(FakeWork(EvictionCase(order=order()), tree))).detail)
-        runtime.refusal = None
-        runtime.sandboxes.clear()
-        for container in runtime.containers:
-            container.state = cri_pb2.CONTAINER_EXITED
-        details.append((await way.terminate(FakeWork(EvictionCase(order=order()), tree))).detail)
-    assert "no answer within 300 ms" in details[0]
-    assert "INTERNAL: shim is dead" in details[1]
-    assert details[2] == "pod unknown to the runtime"
+    runtime.answers.clear()
+    assert "no answer within 300 ms" in (await evict(runtime, work_on(tree), timeout_s=0.3)).detail
+    runtime.answers.set()
+    runtime.refusal = (grpc.StatusCode.INTERNAL, "shim is dead")
+    assert "INTERNAL: shim is dead" in (await evict(runtime, work_on(tree))).detail
+    runtime.refusal = None
+    runtime.sandboxes.clear()
+    for container in runtime.containers:
+        container.state = cri_pb2.CONTAINER_EXITED
+    assert (await evict(runtime, work_on(tree))).detail == "pod unknown to the runtime"
 
 
 async def test_a_stop_that_hangs_ends_after_the_grace_and_the_margin(
@@ -293,23 +282,19 @@ async def test_a_stop_that_hangs_ends_after_the_grace_and_the_margin(
     over = threading.Event()
 
     def stop(_: str, grace: int) -> None:
-        """A container's stop hangs, a sandbox's does not."""
-        if grace >= 0:
-            over.wait(120)
+        """A container's stop hangs, a sandbox's fails."""
+        if grace < 0:
+            raise KeyError
+        over.wait(120)
 
     runtime.on_stop = stop
     async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        pod = await cri.pod(UID)
-        assert pod is not None
-        problems = await CriEviction(varied(EvictionMeans(), margin_s=0.2), lambda: cri)._stop(
-            cri,
-            pod,
-            frozenset((*ids(runtime), *pod.sandbox_ids)),
-            FakeWork(EvictionCase(order=order(0.1), target=EvictionTarget(grace_s=0.1)), tree),
-        )
-    assert problems is not None
-    assert len(problems) == len(ids(runtime))
-    assert all("StopContainer: no answer within" in problem for problem in problems)
+        way = CriEviction(varied(EvictionMeans(), margin_s=0.2), lambda: cri)
+        result = await way.terminate(work_on(tree, 0.1, own_s=0.1))
+    *containers, sandbox = result.detail.split("; ")
+    assert len(containers) == len(ids(runtime))
+    assert all("StopContainer: no answer within" in problem for problem in containers)
+    assert "StopPodSandbox: " in sandbox
     over.set()
 
 
