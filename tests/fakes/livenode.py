@@ -3,10 +3,11 @@
 For real documents, real stores, and trees to capture. The runtime has written what its spec has.
 """
 
+import errno
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ from reconciler.config.model import (
     StoreConfig,
 )
 from reconciler.daemon.agent import Agent
+from reconciler.daemon.status import StatusReport
+from reconciler.policies.budget import BudgetLaw
+from reconciler.policies.reclaimed import ReclaimedForm
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.runtime.workqueue import DirtyBatch
 from reconciler.settings.schema import FeatureSwitch
@@ -80,6 +84,11 @@ def container_id(uid: str) -> str:
 
 def group(uid: str) -> str:
     return f"/kubepods{QOS[uid]}/pod{uid}"
+
+
+BOX = f"{group(BATCH)}/{container_id(BATCH)}"
+INNER = f"{BOX}/docker/{'cd' * 32}"
+"""A group that the BE pod's container has made inside."""
 
 
 class LiveNode(DirectoryNode):
@@ -151,12 +160,48 @@ class LiveNode(DirectoryNode):
         finally:
             agent.close()
 
+    def failing(
+        self, call: str, path: str, controller: str, file: str, code: int = errno.EIO
+    ) -> Callable[..., Any]:  # as the fake kernel's
+        """The kernel's ``read`` or ``write``, which fails for one file."""
+        real, directory = getattr(self.kernel, call), self.path(path, controller)
+
+        def failing(at: object, name: str, *text: str) -> Any:
+            if at == directory and name == file:
+                raise OSError(code, os.strerror(code))
+            return real(at, name, *text)
+
+        return failing
+
+    def widen(self) -> None:
+        """BE work on the pinned pod's CPU, with a group inside, as before that pod."""
+        self.kernel.make_group(INNER)
+        for path in ("/kubepods/besteffort", group(BATCH), BOX, os.path.dirname(INNER), INNER):
+            self.write(path, "cpuset", "cpuset.cpus", "0-7")
+
+    def inner_quota(self) -> None:
+        """A group inside that has all the CPU of the node."""
+        self.kernel.make_group(INNER)
+        self.write(INNER, "cpu", "cpu.cfs_quota_us", "800000")
+
+    def by_quota(self) -> Config:
+        """With a BE budget that is a quota."""
+        reclaimed = self.config.policies.reclaimed
+        reclaimed = replace(reclaimed, form=ReclaimedForm.QUOTA, budget=replace(reclaimed.budget, law=BudgetLaw.QUOTA))
+        return replace(self.config, policies=replace(self.config.policies, reclaimed=reclaimed))
+
     @asynccontextmanager
     async def looked(self, config: Config | None = None) -> AsyncIterator[Agent]:
         """The agent after its first pass."""
         with self.agent(config) as agent:
             await self.look(agent)
             yield agent
+
+    @asynccontextmanager
+    async def shown(self, config: Config | None = None) -> AsyncIterator[tuple[Agent, StatusReport]]:
+        """The same, with what it shows."""
+        async with self.looked(config) as agent:
+            yield agent, status_report(agent)
 
     async def look(self, agent: Agent) -> None:
         """One whole look, with what is learnt made durable."""

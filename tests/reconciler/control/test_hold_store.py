@@ -227,8 +227,7 @@ async def test_an_order_without_sense_is_refused(live: LiveNode, asked: dict[str
 
 
 async def test_restoring_a_pod_leaves_a_persons_hold_as_it_is(live: LiveNode) -> None:
-    async with live.looked() as agent:
-        show = status_report(agent)
+    async with live.shown() as (agent, show):
         made = await show.hold(HoldRequest(target=f"pod:{BATCH}", reason="INC-42 debugging", by="ana", seconds=600.0))
         answer = await show.restore(RestoreRequest(pod_uid=BATCH, by="ben"))
         assert agent.record.holds.all == {f"pod:{BATCH}": made}
@@ -236,8 +235,7 @@ async def test_restoring_a_pod_leaves_a_persons_hold_as_it_is(live: LiveNode) ->
 
 
 async def test_restoring_a_pod_that_is_not_held_holds_it_for_a_while(live: LiveNode) -> None:
-    async with live.looked() as agent:
-        show = status_report(agent)
+    async with live.shown() as (agent, show):
         answer = await show.restore(RestoreRequest(pod_uid=BATCH, by="ben"))
         (hold,) = agent.record.holds.all.values()
         assert (hold.target, hold.by) == (f"pod:{BATCH}", "ben")

@@ -4,8 +4,8 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from msgspec.structs import replace
@@ -15,39 +15,19 @@ from reconciler.control import bounds_in_force
 from reconciler.control.bounds_in_force import BoundProblem, response_problem
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.status import nothing_in_force
-from reconciler.policies.budget import BudgetLaw
 from reconciler.policies.reclaimed import ReclaimedForm
 from reconciler.policies.shared import ConfineMode
 from state.measures import Restrictions, SqueezeLimit
 from state.model import Hold, PodMeta
-from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
+from tests.fakes.livenode import BATCH, BOX, INNER, PINNED, WEB, LiveNode, container_id, group
 from tests.fakes.report import status_report
-
-CONTAINER = f"{group(BATCH)}/{container_id(BATCH)}"
-INNER = f"{CONTAINER}/docker/{'cd' * 32}"
-
-
-@pytest.fixture
-def live(tmp_path: Path) -> LiveNode:
-    return LiveNode(tmp_path)
 
 
 @contextmanager
 def refusing(live: LiveNode, path: str, file: str, controller: str = "cpuset") -> Iterator[None]:
     """One file that the kernel does not let change: as a cpuset with a deadline task in it does."""
-    real = live.kernel.write
-    directory = live.path(path, controller)
-
-    def write(at: str, name: str, text: str) -> None:
-        if at == directory and name == file:
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-        real(at, name, text)
-
-    live.kernel.write = write  # type: ignore[method-assign, assignment]
-    try:
+    with mock.patch.object(live.kernel, "write", live.failing("write", path, controller, file, errno.EBUSY)):
         yield
-    finally:
-        del live.kernel.write
 
 
 def shown(agent: Agent) -> tuple[list[str], dict[str, str]]:
@@ -55,20 +35,13 @@ def shown(agent: Agent) -> tuple[list[str], dict[str, str]]:
     return list(document["problems"]), dict(document["budget"]["reasons"])
 
 
-def widened(live: LiveNode) -> None:
-    """BE work on the pinned pod's CPU, with a group inside, as before the pod."""
-    live.kernel.make_group(INNER)
-    for path in ("/kubepods/besteffort", group(BATCH), CONTAINER, os.path.dirname(INNER), INNER):
-        live.write(path, "cpuset", "cpuset.cpus", "0-7")
-
-
 async def test_a_container_that_cannot_leave_an_owned_cpu_is_a_problem_of_both_pods(live: LiveNode) -> None:
-    widened(live)
+    live.widen()
     with live.agent() as agent:
         with refusing(live, INNER, "cpuset.cpus"):
             await live.look_again(agent, 6)
             problems, reasons = shown(agent)
-            assert live.read(CONTAINER, "cpuset", "cpuset.cpus") == "0-7"
+            assert live.read(BOX, "cpuset", "cpuset.cpus") == "0-7"
             mine = [line for line in problems if line.startswith("ci/batch-7: cpu.set: ")]
             assert len(mine) == 1
             assert INNER in mine[0] or os.path.dirname(INNER) in mine[0]
@@ -81,15 +54,6 @@ async def test_a_container_that_cannot_leave_an_owned_cpu_is_a_problem_of_both_p
         assert reasons["cpuset"] == "BE containers are limited to the BE pool"
         assert "7" not in live.read(INNER, "cpuset", "cpuset.cpus").partition("-")[2]
     assert live.read(f"{group(PINNED)}/{container_id(PINNED)}", "cpuset", "cpuset.cpus") == "7", "the kubelet's value"
-
-
-async def test_nothing_is_said_of_a_node_in_order(live: LiveNode) -> None:
-    with live.agent() as agent:
-        for _ in range(2):
-            await live.look(agent)
-        problems, reasons = shown(agent)
-        assert [line for line in problems if "cpu." in line or "exclusive" in line] == []
-        assert reasons["cpuset"] == "BE containers are limited to the BE pool"
 
 
 async def test_in_observe_mode_a_bound_is_planned(live: LiveNode) -> None:
@@ -107,10 +71,12 @@ async def test_in_observe_mode_a_bound_is_planned(live: LiveNode) -> None:
 
 async def test_a_set_that_a_person_holds_is_not_called_limited(live: LiveNode) -> None:
     async with live.looked() as agent:
-        assert shown(agent)[1]["cpuset"] == "BE containers are limited to the BE pool"
+        problems, reasons = shown(agent)
+        assert [line for line in problems if "cpu." in line or "exclusive" in line] == []
+        assert reasons["cpuset"] == "BE containers are limited to the BE pool"
         agent.record.holds.all["node"] = Hold(target="node", reason="upgrade", by="ana")
         agent.record.holds.refresh()
-        live.write(CONTAINER, "cpuset", "cpuset.cpus", "0-7")
+        live.write(BOX, "cpuset", "cpuset.cpus", "0-7")
         await live.look(agent)
         problems, reasons = shown(agent)
         assert reasons["cpuset"].startswith("1 of 1 BE containers are not limited to the BE pool: ci/batch-7: upgrade")
@@ -119,7 +85,7 @@ async def test_a_set_that_a_person_holds_is_not_called_limited(live: LiveNode) -
 
 
 async def test_many_refused_bounds_hide_no_owners_broken_claim(live: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    widened(live)
+    live.widen()
     with live.agent() as agent, refusing(live, INNER, "cpuset.cpus"):
         await live.look_again(agent, 6)
         many = [BoundProblem((BATCH,), f"ci/batch-7: cpu.quota: {number}") for number in range(500)]
@@ -133,21 +99,9 @@ async def test_many_refused_bounds_hide_no_owners_broken_claim(live: LiveNode, m
 
 
 async def test_an_inner_quota_is_a_problem_with_its_pod_and_no_reason_to_be_unready(live: LiveNode) -> None:
-    live.kernel.make_group(INNER)
-    live.write(INNER, "cpu", "cpu.cfs_quota_us", "800000")
-    config = replace(
-        live.config,
-        policies=replace(
-            live.config.policies,
-            reclaimed=replace(
-                live.config.policies.reclaimed,
-                form=ReclaimedForm.QUOTA,
-                budget=replace(live.config.policies.reclaimed.budget, law=BudgetLaw.QUOTA),
-            ),
-        ),
-    )
+    live.inner_quota()
     besteffort = os.path.dirname(group(BATCH))
-    with live.agent(config) as agent:
+    with live.agent(live.by_quota()) as agent:
         await live.look_again(agent, 5)
         assert live.read(besteffort, "cpu", "cpu.cfs_quota_us") == "800000"
         problems, reasons = shown(agent)
@@ -160,7 +114,7 @@ async def test_an_inner_quota_is_a_problem_with_its_pod_and_no_reason_to_be_unre
         live.kernel.remove_group(os.path.dirname(INNER))
         await live.look_again(agent, 5)
         assert 0 < int(live.read(besteffort, "cpu", "cpu.cfs_quota_us")) < 800_000
-        assert live.read(CONTAINER, "cpu", "cpu.cfs_quota_us") == "-1"
+        assert live.read(BOX, "cpu", "cpu.cfs_quota_us") == "-1"
         problems, reasons = shown(agent)
         assert [line for line in problems if "cpu.quota" in line] == []
         assert reasons["quota"] == "enforced as CPU quota on kubepods/besteffort"
@@ -215,7 +169,7 @@ async def test_a_squeeze_is_in_force_where_its_files_have_it(live: LiveNode) -> 
     with live.agent() as agent:
         agent.control.inventory.take(measures=Restrictions(squeezed={BATCH: squeeze}))
         await live.look(agent)
-        assert live.read(CONTAINER, "cpu", "cpu.cfs_quota_us") == "50000"
+        assert live.read(BOX, "cpu", "cpu.cfs_quota_us") == "50000"
         assert response_problem(agent.control.reconciler, BATCH) == ""
         live.write(INNER, "cpu", "cpu.cfs_quota_us", "50000")
         agent.control.inventory.take(measures=Restrictions(squeezed={BATCH: replace(squeeze, cpu_milli=400)}))

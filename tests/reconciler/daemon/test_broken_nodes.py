@@ -27,21 +27,16 @@ from reconciler.cli.main import main, parser
 from reconciler.cli.nodeview import inspect_node
 from reconciler.config.model import AgentMode, Config, HttpSection
 from reconciler.daemon.agent import Agent
-from reconciler.policies.budget import BudgetLaw
-from reconciler.policies.reclaimed import ReclaimedForm
 from reconciler.sources.outside import groups_outside
 from reconciler.web.components import components
 from state.model import ContainerMeta, PodMeta, Resources
 from tests.fakes.kernel import Mode
-from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
+from tests.fakes.livenode import BATCH, BOX, INNER, PINNED, WEB, LiveNode, container_id, group
 from tests.fakes.report import status_report
 from tests.reconciler.telemetry.rendered import render
 
 OUTSIDE = f"kubepods-besteffort-pod{BATCH.replace('-', '_')}.slice:cri-containerd:{'a' * 64}"
 SHIM = "run/containerd/io.containerd.runtime.v2.task/k8s.io/{}/shim-binary-path"
-
-
-INNER = f"{group(BATCH)}/{container_id(BATCH)}/docker/{'cd' * 32}"
 
 
 def box(uid: str) -> str:
@@ -68,53 +63,24 @@ class Fault(NamedTuple):
     pods: tuple[str, ...] = ()
     said: str = ""
     quiet: tuple[str, ...] = ()
-    config: Callable[[Config], Config] = lambda config: config
-
-
-def by_quota(config: Config) -> Config:
-    """A BE budget that is a quota, of less than what a group inside has."""
-    policies, reclaimed = config.policies, config.policies.reclaimed
-    budget = replace(reclaimed.budget, law=BudgetLaw.QUOTA)
-    by_quota = replace(reclaimed, form=ReclaimedForm.QUOTA, budget=budget)
-    return replace(config, policies=replace(policies, reclaimed=by_quota))
-
-
-def inner_quota(live: LiveNode) -> None:
-    live.kernel.make_group(INNER)
-    live.write(INNER, "cpu", "cpu.cfs_quota_us", "800000")
+    config: Callable[[LiveNode], Config] = lambda live: live.config
 
 
 def stuck(live: LiveNode) -> None:
     """A group inside that cannot be narrowed, as with a deadline task in it, on the CPU of the pod that owns it."""
-    live.kernel.make_group(INNER)
-    for path in ("/kubepods/besteffort", group(BATCH), box(BATCH), os.path.dirname(INNER), INNER):
-        live.write(path, "cpuset", "cpuset.cpus", "0-7")
-    real, directory = live.kernel.write, live.path(INNER, "cpuset")
-
-    def write(at: Any, name: str, text: str) -> None:  # as the fake kernel's
-        if at == directory and name == "cpuset.cpus":
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-        real(at, name, text)
-
-    live.kernel.write = write  # type: ignore[method-assign, assignment]
+    live.widen()
+    live.kernel.write = live.failing("write", INNER, "cpuset", "cpuset.cpus", errno.EBUSY)  # type: ignore[method-assign]
 
 
 def unreadable(live: LiveNode) -> None:
-    real, directory = live.kernel.read, live.path(box(BATCH), "cpu")
-
-    def read(at: Any, name: str) -> str:  # as the fake kernel's
-        if at == directory and name == "cpu.shares":
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return real(at, name)
-
-    live.kernel.read = read  # type: ignore[method-assign, assignment]
+    live.kernel.read = live.failing("read", BOX, "cpu", "cpu.shares")  # type: ignore[method-assign]
 
 
 def narrowed(live: LiveNode) -> None:
     """The BE pod may run on one CPU of the BE pool, and on the CPU of the pod that owns it."""
-    for path in ("/kubepods/besteffort", group(BATCH), box(BATCH)):
+    for path in ("/kubepods/besteffort", group(BATCH), BOX):
         live.write(path, "cpuset", "cpuset.cpus", "0-7")
-    live.write(box(BATCH), "cpuset", "cpuset.cpus", "6-7")
+    live.write(BOX, "cpuset", "cpuset.cpus", "6-7")
     live.write(group(BATCH), "cpuset", "cpuset.cpus", "6-7")
 
 
@@ -125,17 +91,13 @@ def partition(live: LiveNode) -> None:
     live.write("/isolated.slice", "cpuset", "cpuset.cpus.partition", "isolated")
 
 
-def unstuck(live: LiveNode) -> None:
-    del live.kernel.write
-
-
 FAULTS = {
     "an inner group's quota above the budget": Fault(
         source="bounds of pods",
         text=f"{INNER} inside it has 8 CPU",
-        make=inner_quota,
+        make=LiveNode.inner_quota,
         mend=lambda live: live.kernel.remove_group(os.path.dirname(INNER)),
-        config=by_quota,
+        config=LiveNode.by_quota,
         pods=(BATCH,),
         quiet=("enforced as CPU quota",),
     ),
@@ -143,7 +105,7 @@ FAULTS = {
         source="bounds of pods",
         text="CPU 7 of main is not exclusive: ci/batch-7 still runs there",
         make=stuck,
-        mend=unstuck,
+        mend=lambda live: delattr(live.kernel, "write"),
         check="CPU manager",
         found=f"main of pod {BATCH} may run on exclusive CPU 7",
         pods=(PINNED,),
@@ -161,21 +123,21 @@ FAULTS = {
         source="bounds of pods",
         text="ci/batch-7: cpu.set: ",
         make=stuck,
-        mend=unstuck,
+        mend=lambda live: delattr(live.kernel, "write"),
         pods=(BATCH,),
         quiet=("BE containers are limited to the BE pool",),
     ),
     "a limit without an OOM killer": Fault(
         source="bounds of pods",
         text="oom_kill_disable 1: at a limit its processes stop for ever",
-        make=lambda live: live.write(box(BATCH), "memory", "memory.oom_control", "1"),
-        mend=lambda live: live.write(box(BATCH), "memory", "memory.oom_control", "0"),
+        make=lambda live: live.write(BOX, "memory", "memory.oom_control", "1"),
+        mend=lambda live: live.write(BOX, "memory", "memory.oom_control", "0"),
         batch_memory=True,
         pods=(BATCH,),
     ),
     "a control file that cannot be read": Fault(
         source="unreadable files",
-        text=f"{box(BATCH)}: cpu.weight: ",
+        text=f"{BOX}: cpu.weight: ",
         make=unreadable,
         mend=lambda live: delattr(live.kernel, "read"),
         pods=(BATCH,),
@@ -227,9 +189,9 @@ FAULTS = {
     ),
     "a container's quota without a record": Fault(
         source="values of an earlier run",
-        text=f"{box(BATCH)}/cpu.cfs_quota_us is 5000",
-        make=lambda live: live.write(box(BATCH), "cpu", "cpu.cfs_quota_us", "5000"),
-        mend=lambda live: live.write(box(BATCH), "cpu", "cpu.cfs_quota_us", "-1"),
+        text=f"{BOX}/cpu.cfs_quota_us is 5000",
+        make=lambda live: live.write(BOX, "cpu", "cpu.cfs_quota_us", "5000"),
+        mend=lambda live: live.write(BOX, "cpu", "cpu.cfs_quota_us", "-1"),
         mode=AgentMode.OBSERVE,
         pods=(BATCH,),
     ),
@@ -251,8 +213,8 @@ FAULTS = {
     "a partition that the kernel does not grant": Fault(
         source="limits and CPU sets",
         text="asks to be: root invalid (Parent is not a partition root)",
-        make=lambda live: live.write(box(BATCH), "cpuset", "cpuset.cpus.partition", "root"),
-        mend=lambda live: live.write(box(BATCH), "cpuset", "cpuset.cpus.partition", "member"),
+        make=lambda live: live.write(BOX, "cpuset", "cpuset.cpus.partition", "root"),
+        mend=lambda live: live.write(BOX, "cpuset", "cpuset.cpus.partition", "member"),
         kernel="v2",
         pods=(BATCH,),
     ),
@@ -379,7 +341,7 @@ async def test_every_surface_has_the_fault_and_its_end(
     mock_clock.rate = 1.0  # the web part waits, too
     live.least_weight(group(BATCH))
     fault.make(live)
-    config = replace(fault.config(live.config), mode=fault.mode)
+    config = replace(fault.config(live), mode=fault.mode)
     with live.agent(config) as agent:
         scene = Scene(live, agent, mock_clock, capsys)
         if fault.batch_memory:

@@ -44,11 +44,6 @@ def mock_clock() -> MockClock:
     return MockClock()
 
 
-@pytest.fixture
-def live(tmp_path: Path) -> LiveNode:
-    return LiveNode(tmp_path)
-
-
 class Scene:
     """The agent on a node of eight CPUs, of which six are shared."""
 

@@ -54,6 +54,12 @@ class Files:
         store.apply(batch)
         store.close()
 
+    def with_settings(self) -> ConfigInForce:
+        """Nothing in the file, and the control plane's settings in the store."""
+        self.keep(encode_kept(kept(55)))
+        self.write()
+        return self.in_force()
+
     def in_force(self, *, observe: bool = False) -> ConfigInForce:
         return ConfigInForce(load(str(self.path)), observe=observe)
 
@@ -64,9 +70,7 @@ def files(tmp_path: Path) -> Files:
 
 
 async def test_the_layers(files: Files) -> None:
-    files.keep(encode_kept(kept(55)))
-    files.write()
-    got = files.in_force()
+    got = files.with_settings()
     assert (value_at(got.config, LIMIT), value_at(got.config, FORM)) == (55, "quota")
     files.write("protect: cpu\n")
     await got.reload()
@@ -80,9 +84,7 @@ async def test_the_layers(files: Files) -> None:
 
 
 async def test_a_change_is_taken_without_reading_the_files(files: Files) -> None:
-    files.keep(encode_kept(kept(55)))
-    files.write()
-    got = files.in_force()
+    got = files.with_settings()
     files.write("not: {valid\n")
     assert not await got.use_node_settings(kept(55))
     before = got.config
@@ -93,9 +95,7 @@ async def test_a_change_is_taken_without_reading_the_files(files: Files) -> None
 
 
 async def test_off_counts_at_once_and_on_again_has_what_is_known(files: Files) -> None:
-    files.keep(encode_kept(kept(55)))
-    files.write()
-    got = files.in_force()
+    got = files.with_settings()
     assert got.settings_row() == encode_kept(kept(55)), "what a recording has"
     files.write(settings="off")
     await got.reload()
@@ -120,9 +120,7 @@ def test_a_row_that_cannot_be_read_is_no_settings(files: Files, row: bytes) -> N
 
 
 def test_stored_settings_of_another_node_do_not_count(files: Files) -> None:
-    files.keep(encode_kept(kept(55)))
-    files.write()
-    got = files.in_force()
+    got = files.with_settings()
     got.drop_settings_of_others(lambda: "n1")
     assert value_at(got.config, LIMIT) == 55
     got.drop_settings_of_others(lambda: "n2")
@@ -173,9 +171,7 @@ async def test_a_change_is_like_a_reload_but_does_not_end_a_restore(files: Files
 
 
 async def test_a_change_during_a_reload_is_kept(files: Files, nursery: trio.Nursery) -> None:
-    files.keep(encode_kept(kept(55)))
-    files.write()
-    got = files.in_force()
+    got = files.with_settings()
     nursery.start_soon(got.reload)
     await trio.testing.wait_all_tasks_blocked()
     assert await got.use_node_settings(kept(70))

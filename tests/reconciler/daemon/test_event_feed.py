@@ -73,8 +73,7 @@ async def test_a_reader_gets_each_event_once(agent: Agent, shown: StatusReport) 
 
 async def test_after_a_restart_the_reader_goes_on_and_known_holds_are_no_events(tmp_path: Path) -> None:
     node = LiveNode(tmp_path)
-    async with node.looked() as agent:
-        shown = status_report(agent)
+    async with node.shown() as (agent, shown):
         await shown.hold(HoldRequest(target="node", reason="INC-1", by="ana", until_released=True))
         before = await feed(shown, 0, agent.record.ledger.events.run, None)
     with node.agent() as agent:

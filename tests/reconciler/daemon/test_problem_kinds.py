@@ -1,9 +1,8 @@
 """Every kind of problem is a condition: a line of ``status``, a metric, and after a minute an alert with a runbook."""
 
 import errno
-import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,36 +16,25 @@ from reconciler.daemon.agent import Agent
 from reconciler.daemon.problems import ACTUATOR
 from reconciler.runtime.workqueue import container_key, pod_key
 from state.model import PodMeta
-from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
+from tests.fakes.livenode import BATCH, BOX, WEB, LiveNode, container_id, group
 from tests.fakes.report import status_report
 from tests.reconciler.telemetry.rendered import render
 
 ROOT = Path(__file__).parents[3]
-BOX = f"{group(BATCH)}/{container_id(BATCH)}"
 Make = Callable[[LiveNode, Agent, pytest.MonkeyPatch], object]
 
 
 def unreadable(live: LiveNode, _agent: Agent, patch: pytest.MonkeyPatch) -> None:
-    real, directory = live.kernel.read, live.path(BOX, "cpu")
-
-    def read(at: str, file: str) -> str:
-        if at == directory and file == "cpu.shares":
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return real(at, file)
-
-    patch.setattr(live.kernel, "read", read)
+    patch.setattr(live.kernel, "read", live.failing("read", BOX, "cpu", "cpu.shares"))
 
 
-def marked(_live: LiveNode, agent: Agent, patch: pytest.MonkeyPatch) -> None:
-    del patch
-    labels = {"koordinator.sh/qosClass": "FASTEST"}
+def mark(agent: Agent, labels: Mapping[str, str]) -> None:
     meta = PodMeta(uid=BATCH, source="kubelet", name="batch-7", namespace="ci", labels=labels, annotations={})
     agent.sources.metadata.set_manifests([meta])
 
 
-def unmarked(agent: Agent) -> None:
-    meta = PodMeta(uid=BATCH, source="kubelet", name="batch-7", namespace="ci", labels={}, annotations={})
-    agent.sources.metadata.set_manifests([meta])
+def marked(_live: LiveNode, agent: Agent, _patch: pytest.MonkeyPatch) -> None:
+    mark(agent, {"koordinator.sh/qosClass": "FASTEST"})
 
 
 def failed(_live: LiveNode, agent: Agent, _patch: pytest.MonkeyPatch) -> None:
@@ -90,11 +78,8 @@ class Watch:
 
     def metric(self, name: str) -> str:
         report = status_report(self.agent)
-        rows = [
-            line
-            for line in render(report.metrics())[0].decode().splitlines()
-            if f'source_up{{source="{name}"}}' in line
-        ]
+        text = render(report.metrics())[0].decode()
+        rows = [line for line in text.splitlines() if f'source_up{{source="{name}"}}' in line]
         return rows[0].split()[-1] if rows else "not there"
 
     def lines(self, text: str) -> list[str]:
@@ -108,8 +93,7 @@ def anchors() -> set[str]:
     return {title.lower().replace(" ", "-") for title in re.findall(r"^##+ (.+)$", text, re.MULTILINE)}
 
 
-async def test_every_kind_is_tried_here_and_has_a_part_in_the_runbooks(tmp_path: Path) -> None:
-    live = LiveNode(tmp_path)
+async def test_every_kind_is_tried_here_and_has_a_part_in_the_runbooks(live: LiveNode) -> None:
     with live.agent() as agent:
         actuators = {f"{ACTUATOR}{side.name}" for side in agent.sides.all}
         assert set(agent.problems.names) == {*KINDS, *actuators}
@@ -127,9 +111,8 @@ async def test_every_kind_is_tried_here_and_has_a_part_in_the_runbooks(tmp_path:
 
 @pytest.mark.parametrize("name", KINDS)
 async def test_each_is_an_alert_after_a_minute_and_until_its_end(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    live: LiveNode, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live = LiveNode(tmp_path)
     live.least_weight(group(BATCH))
     text, make = KINDS[name]
     async with live.looked() as agent:
@@ -141,7 +124,7 @@ async def test_each_is_an_alert_after_a_minute_and_until_its_end(
                 await live.look(agent)
             await watched(watch, name, text)
         if name == "marks of pods":
-            unmarked(agent)
+            mark(agent, {})
         if name == "single objects":
             agent.writes.judge.errors.passed("node")
         if name in {"unreadable files", "marks of pods"}:
@@ -149,9 +132,8 @@ async def test_each_is_an_alert_after_a_minute_and_until_its_end(
         ended(watch, name, text)
 
 
-async def test_an_error_of_a_pod_or_of_its_container_is_a_problem_of_that_pod_alone(tmp_path: Path) -> None:
+async def test_an_error_of_a_pod_or_of_its_container_is_a_problem_of_that_pod_alone(live: LiveNode) -> None:
     """The runbook sends its reader to `bypassctl why POD`."""
-    live = LiveNode(tmp_path)
     async with live.looked() as agent:
         errors = agent.writes.judge.errors
         errors.failed(container_key(container_id(WEB)), AgentError("bundle: gone wrong"))
@@ -163,8 +145,7 @@ async def test_an_error_of_a_pod_or_of_its_container_is_a_problem_of_that_pod_al
     assert not problems[BATCH]
 
 
-async def test_each_actuator_of_other_files_is_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    live = LiveNode(tmp_path)
+async def test_each_actuator_of_other_files_is_one_too(live: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
     async with live.looked() as agent:
         for side in agent.sides.all:
             watch, name = Watch(agent), f"{ACTUATOR}{side.name}"
@@ -194,9 +175,8 @@ def ended(watch: Watch, name: str, text: str) -> None:
 
 @pytest.mark.parametrize("source", ["kubelet", "watch", "metadata"])
 async def test_entries_of_every_list_of_pods_are_problems(
-    tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
+    live: LiveNode, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live = LiveNode(tmp_path)
     async with live.looked() as agent:
         watch = Watch(agent)
         monkeypatch.setattr(agent.sources.pods, source, SimpleNamespace(problems=("item 7: no uid",)))

@@ -90,8 +90,13 @@ class FakeAgent:
 
 @pytest.fixture
 def agents(monkeypatch: pytest.MonkeyPatch) -> list[FakeAgent]:
+    async def found(*_: object) -> Any:
+        return place()
+
     FakeAgent.made = []
     monkeypatch.setattr(main, "Agent", FakeAgent)
+    monkeypatch.setattr(main, "wait_for_place", found)
+    monkeypatch.setattr(main, "_RENEW_S", 0.0)
     monkeypatch.setattr(main.Daemon, "_inner", lambda *_: [])
     # All objects of all tests: tests/reconciler/runtime/test_malloc.py has that.
     monkeypatch.setattr(malloc, "free_earlier", lambda: None)
@@ -116,10 +121,6 @@ def loaded(config: Config) -> load.Loaded:
 async def test_the_agent_before_leaves_no_priority_of_its_own(
     agents: list[FakeAgent], monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    async def found(*_: object) -> Any:
-        return place()
-
-    monkeypatch.setattr(main, "wait_for_place", found)
     daemon = main.Daemon(loaded(Config()))
     nursery.start_soon(daemon.run)
     await until(lambda: agents and agents[0].priority.status.state is PriorityState.REAL_TIME)
@@ -160,11 +161,6 @@ async def test_a_signal_while_the_node_is_searched_again_restores_and_withdraws_
 async def test_a_stop_restores_the_weights_of_the_nodes_daemons_and_a_renewal_does_not(
     agents: list[FakeAgent], monkeypatch: pytest.MonkeyPatch, mode: AgentMode, restored: list[int]
 ) -> None:
-    async def found(*_: object) -> Any:
-        return place()
-
-    monkeypatch.setattr(main, "wait_for_place", found)
-    monkeypatch.setattr(main, "_RENEW_S", 0.0)
     daemon = main.Daemon(loaded(Config(mode=mode)))
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
@@ -180,11 +176,6 @@ async def test_a_stop_restores_the_weights_of_the_nodes_daemons_and_a_renewal_do
 async def test_after_a_restore_by_command_the_next_agent_writes_nothing_until_a_reload(
     agents: list[FakeAgent], monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    async def found(*_: object) -> Any:
-        return place()
-
-    monkeypatch.setattr(main, "wait_for_place", found)
-    monkeypatch.setattr(main, "_RENEW_S", 0.0)
     config = loaded(Config(mode=AgentMode.ENFORCE))
     monkeypatch.setattr(load, "reload", lambda _: (config, ()))
     daemon = main.Daemon(config)
@@ -206,9 +197,6 @@ async def test_after_a_restore_by_command_the_next_agent_writes_nothing_until_a_
 async def test_a_window_that_begins_is_applied_and_a_restore_by_command_lasts_over_it(
     agents: list[FakeAgent], monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
-    async def found(*_: object) -> Any:
-        return place()
-
     file = tmp_path / "config.yaml"
     file.write_text(
         "mode: enforce\nwindows:\n- {name: morning, when: daily 06:00-12:00 UTC, limit_percent: 10}\n"
@@ -216,7 +204,6 @@ async def test_a_window_that_begins_is_applied_and_a_restore_by_command_lasts_ov
     )
     midnight = 20_000 * 86_400.0
     now = midnight + 5 * 3600
-    monkeypatch.setattr(main, "wait_for_place", found)
     monkeypatch.setattr(main, "_BEAT_S", 0.01)
     daemon = main.Daemon(load.load(str(file)), wall=lambda: now)
     nursery.start_soon(daemon.run)

@@ -90,6 +90,15 @@ async def serving(directory: Path, wanted: NodeSettings) -> AsyncIterator[Case]:
                 await case.api.aclose()
 
 
+@pytest.fixture
+async def case(tmp_path: Path) -> AsyncIterator[Case]:
+    """Of koordinator's settings, which were read once."""
+    async with serving(tmp_path, NodeSettings.KOORDINATOR) as case:
+        koordinator(case.server)
+        await case.turn()
+        yield case
+
+
 def node(server: ObjectServer, annotations: dict[str, Any] | None = None, labels: dict[str, Any] | None = None) -> None:
     item = server.make(f"{NODES}/n1", kind="Node", status={})
     item["metadata"] |= {"annotations": annotations or {}, "labels": labels or {}}
@@ -145,23 +154,20 @@ async def test_katalyst_by_one_request_a_minute_and_one_for_each_change(tmp_path
         assert case.server.requests == [f"GET {CNCS}/n1"]
 
 
-async def test_the_last_ones_stay_over_a_restart_without_an_api_server(tmp_path: Path) -> None:
-    async with serving(tmp_path, NodeSettings.KOORDINATOR) as case:
-        koordinator(case.server)
-        await case.turn()
-        case.server.trouble = 503
-        case.restart()
-        assert case.value(LIMIT) == 55
-        waits = [await case.turn() for _ in range(5)]
-        assert case.value(LIMIT) == 55
-        assert len(case.reported) == 1
-        assert "HTTP 503" in case.problem()
-        # Each wait is longer than a period, so that the rate is never above the stated one.
-        assert all(wait >= 2 * PERIOD_S for wait in waits)
-        assert waits[-1] <= 1.2 * 120
-        case.server.trouble = 0
-        await case.turn()
-        assert case.problem() == ""
+async def test_the_last_ones_stay_over_a_restart_without_an_api_server(case: Case) -> None:
+    case.server.trouble = 503
+    case.restart()
+    assert case.value(LIMIT) == 55
+    waits = [await case.turn() for _ in range(5)]
+    assert case.value(LIMIT) == 55
+    assert len(case.reported) == 1
+    assert "HTTP 503" in case.problem()
+    # Each wait is longer than a period, so that the rate is never above the stated one.
+    assert all(wait >= 2 * PERIOD_S for wait in waits)
+    assert waits[-1] <= 1.2 * 120
+    case.server.trouble = 0
+    await case.turn()
+    assert case.problem() == ""
 
 
 NOT_FOUND = {"kind": "Status", "reason": "NotFound", "code": 404, "details": {"name": "n1", "kind": "nodeslos"}}
@@ -196,19 +202,16 @@ NOT_FOUND = {"kind": "Status", "reason": "NotFound", "code": 404, "details": {"n
         (302, b""),
     ],
 )
-async def test_an_answer_that_is_not_the_object_changes_nothing(tmp_path: Path, code: int, body: bytes) -> None:
-    async with serving(tmp_path, NodeSettings.KOORDINATOR) as case:
-        koordinator(case.server)
-        await case.turn()
-        case.server.raw[f"{SLOS}/n1"] = (code, body)
-        # The other object is still read.
-        node(case.server, {"node.koordinator.sh/cpu-normalization-ratio": "1.5"})
-        await case.turn()
-        assert case.value(LIMIT) == 55
-        assert case.value("policies.normalise.ratio") == 1.5
-        assert case.problem()
-        assert case.problem().isprintable()
-        assert len(case.problem()) < 500
+async def test_an_answer_that_is_not_the_object_changes_nothing(case: Case, code: int, body: bytes) -> None:
+    case.server.raw[f"{SLOS}/n1"] = (code, body)
+    # The other object is still read.
+    node(case.server, {"node.koordinator.sh/cpu-normalization-ratio": "1.5"})
+    await case.turn()
+    assert case.value(LIMIT) == 55
+    assert case.value("policies.normalise.ratio") == 1.5
+    assert case.problem()
+    assert case.problem().isprintable()
+    assert len(case.problem()) < 500
 
 
 @pytest.mark.parametrize(
@@ -220,19 +223,16 @@ async def test_an_answer_that_is_not_the_object_changes_nothing(tmp_path: Path, 
     ],
     ids=["deep", "many", "large"],
 )
-async def test_a_node_with_too_much_in_it_changes_nothing(tmp_path: Path, annotations: dict[str, Any]) -> None:
-    async with serving(tmp_path, NodeSettings.KOORDINATOR) as case:
-        koordinator(case.server)
-        await case.turn()
-        node(case.server, annotations)
-        await case.turn()
-        assert case.value("policies.normalise.ratio") == 1.25
-        assert case.value(LIMIT) == 55
-        assert case.problem()
-        node(case.server, {})
-        await case.turn()
-        assert case.value("policies.normalise.ratio") == 1.0
-        assert case.problem() == ""
+async def test_a_node_with_too_much_in_it_changes_nothing(case: Case, annotations: dict[str, Any]) -> None:
+    node(case.server, annotations)
+    await case.turn()
+    assert case.value("policies.normalise.ratio") == 1.25
+    assert case.value(LIMIT) == 55
+    assert case.problem()
+    node(case.server, {})
+    await case.turn()
+    assert case.value("policies.normalise.ratio") == 1.0
+    assert case.problem() == ""
 
 
 async def test_what_could_not_be_stored_is_stored_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,16 +253,13 @@ async def test_what_could_not_be_stored_is_stored_later(tmp_path: Path, monkeypa
         assert len(case.reported) == 1
 
 
-async def test_an_object_that_the_api_server_does_not_have_is_no_settings(tmp_path: Path) -> None:
-    async with serving(tmp_path, NodeSettings.KOORDINATOR) as case:
-        koordinator(case.server)
-        await case.turn()
-        del case.server.objects[f"{SLOS}/n1"]
-        await case.turn()
-        assert case.value(LIMIT) == value_at(Config(), LIMIT)
-        assert case.value("policies.normalise.ratio") == 1.25
-        assert case.problem() == ""
-        assert case.reader.facts()["missing"] == ["NodeSLO n1"]
+async def test_an_object_that_the_api_server_does_not_have_is_no_settings(case: Case) -> None:
+    del case.server.objects[f"{SLOS}/n1"]
+    await case.turn()
+    assert case.value(LIMIT) == value_at(Config(), LIMIT)
+    assert case.value("policies.normalise.ratio") == 1.25
+    assert case.problem() == ""
+    assert case.reader.facts()["missing"] == ["NodeSLO n1"]
 
 
 async def test_a_kind_that_is_not_installed_is_no_settings_and_requested_rarely(tmp_path: Path) -> None:
@@ -277,80 +274,65 @@ async def test_a_kind_that_is_not_installed_is_no_settings_and_requested_rarely(
 
 
 @pytest.mark.parametrize("groups", [(404, b"x"), (200, b"{}"), (200, b"["), (403, b""), (200, b'{"kind":"Status"}')])
-async def test_without_a_list_of_groups_nothing_is_concluded(tmp_path: Path, groups: tuple[int, bytes]) -> None:
-    async with serving(tmp_path, NodeSettings.KOORDINATOR) as case:
-        koordinator(case.server)
-        await case.turn()
-        case.server.raw = {f"{SLOS}/n1": (404, b"404 page not found\n"), "/apis": groups}
-        await case.turn()
-        assert case.value(LIMIT) == 55
-        assert "HTTP 404" in case.problem()
+async def test_without_a_list_of_groups_nothing_is_concluded(case: Case, groups: tuple[int, bytes]) -> None:
+    case.server.raw = {f"{SLOS}/n1": (404, b"404 page not found\n"), "/apis": groups}
+    await case.turn()
+    assert case.value(LIMIT) == 55
+    assert "HTTP 404" in case.problem()
 
 
-async def test_another_control_plane_counts_from_its_first_answer(tmp_path: Path) -> None:
-    async with serving(tmp_path, NodeSettings.KOORDINATOR) as case:
-        koordinator(case.server)
-        await case.turn()
-        case.wanted = NodeSettings.KATALYST
-        case.reader.use(NodeSettings.KATALYST)
-        case.server.denied.add(f"GET {CNCS}")
-        await case.turn()
-        assert case.value(LIMIT) == 55
-        assert "HTTP 403" in case.problem()
-        # Nor does a restart in between change that.
-        case.restart()
-        await case.turn()
-        assert case.value(LIMIT) == 55
-        case.server.denied.clear()
-        katalyst(case.server)
-        await case.turn()
-        assert case.value(LIMIT) == 60
-        assert case.value("policies.normalise.ratio") == 1.0
-        # And back, with one object of two: nothing of it counts.
-        case.wanted = NodeSettings.KOORDINATOR
-        case.reader.use(NodeSettings.KOORDINATOR)
-        case.server.raw[f"{SLOS}/n1"] = (500, b"")
-        await case.turn()
-        assert case.value(LIMIT) == 60
-        assert case.value("policies.normalise.ratio") == 1.0
+async def test_another_control_plane_counts_from_its_first_answer(case: Case) -> None:
+    case.wanted = NodeSettings.KATALYST
+    case.reader.use(NodeSettings.KATALYST)
+    case.server.denied.add(f"GET {CNCS}")
+    await case.turn()
+    assert case.value(LIMIT) == 55
+    assert "HTTP 403" in case.problem()
+    # Nor does a restart in between change that.
+    case.restart()
+    await case.turn()
+    assert case.value(LIMIT) == 55
+    case.server.denied.clear()
+    katalyst(case.server)
+    await case.turn()
+    assert case.value(LIMIT) == 60
+    assert case.value("policies.normalise.ratio") == 1.0
+    # And back, with one object of two: nothing of it counts.
+    case.wanted = NodeSettings.KOORDINATOR
+    case.reader.use(NodeSettings.KOORDINATOR)
+    case.server.raw[f"{SLOS}/n1"] = (500, b"")
+    await case.turn()
+    assert case.value(LIMIT) == 60
+    assert case.value("policies.normalise.ratio") == 1.0
 
 
-async def test_off_removes_what_is_stored(tmp_path: Path) -> None:
-    async with serving(tmp_path, NodeSettings.KOORDINATOR) as case:
-        koordinator(case.server)
-        await case.turn()
-        case.wanted = NodeSettings.OFF
-        # At once, whatever is stored.
-        assert case.value(LIMIT) == value_at(Config(), LIMIT)
-        case.reader.use(NodeSettings.OFF)
-        case.server.requests.clear()
-        await case.turn()
-        assert kept_in(case.path) is None
-        assert case.reported[-1] is None
-        assert case.server.requests == []
-        assert case.reader.statuses() == []
+async def test_off_removes_what_is_stored(case: Case) -> None:
+    case.wanted = NodeSettings.OFF
+    # At once, whatever is stored.
+    assert case.value(LIMIT) == value_at(Config(), LIMIT)
+    case.reader.use(NodeSettings.OFF)
+    case.server.requests.clear()
+    await case.turn()
+    assert kept_in(case.path) is None
+    assert case.reported[-1] is None
+    assert case.server.requests == []
+    assert case.reader.statuses() == []
 
 
-async def test_stored_settings_of_another_node_are_not_used(tmp_path: Path) -> None:
-    async with serving(tmp_path, NodeSettings.KOORDINATOR) as case:
-        koordinator(case.server)
-        await case.turn()
-        case.server.trouble = 503
-        case.restart("n2")
-        await case.turn()
-        assert case.reported[-1] is None
-        assert kept_in(case.path) is None
+async def test_stored_settings_of_another_node_are_not_used(case: Case) -> None:
+    case.server.trouble = 503
+    case.restart("n2")
+    await case.turn()
+    assert case.reported[-1] is None
+    assert kept_in(case.path) is None
 
 
-async def test_a_store_that_was_lost_gets_them_again(tmp_path: Path) -> None:
-    async with serving(tmp_path, NodeSettings.KOORDINATOR) as case:
-        koordinator(case.server)
-        await case.turn()
-        for path in tmp_path.glob("state.db*"):
-            path.unlink()
-        case.store.ready()
-        await case.turn()
-        assert case.value(LIMIT) == 55
+async def test_a_store_that_was_lost_gets_them_again(tmp_path: Path, case: Case) -> None:
+    for path in tmp_path.glob("state.db*"):
+        path.unlink()
+    case.store.ready()
+    await case.turn()
+    assert case.value(LIMIT) == 55
 
 
 @pytest.mark.parametrize(

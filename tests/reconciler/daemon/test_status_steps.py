@@ -37,8 +37,7 @@ MOVING = {"at", "agent", "sources", "headroom"}
 
 
 async def test_the_documents_parts_are_the_document(live: LiveNode) -> None:
-    async with live.looked() as agent:
-        show = status_report(agent)
+    async with live.shown() as (_, show):
         text = await Answers(show, HttpCounts()).state(list(show.sections), "json")
         whole = json.loads(text)
         at_once = json.loads(json.dumps(show.state([]), default=str))
@@ -49,8 +48,7 @@ async def test_the_documents_parts_are_the_document(live: LiveNode) -> None:
 
 
 async def test_long_lists_are_made_row_by_row_and_only_where_wanted(live: LiveNode) -> None:
-    async with live.looked() as agent:
-        show = status_report(agent)
+    async with live.shown() as (_, show):
         parts = dict((await show.parts(show.sections))[0])
         for name in ("pods", "settings", "files", "history"):
             assert iter(parts[name]) is parts[name], name  # type: ignore[call-overload]
@@ -58,8 +56,7 @@ async def test_long_lists_are_made_row_by_row_and_only_where_wanted(live: LiveNo
 
 
 async def test_lists_and_sums_are_only_made_by_name_and_agree_with_the_pods(live: LiveNode) -> None:
-    async with live.looked() as agent:
-        show = status_report(agent)
+    async with live.shown() as (_, show):
         assert not set(show.views) & set(show.state([]))
         body = json.loads(
             await Answers(show, HttpCounts()).state(["pods", "pools", "directories", "classes", "podlist"], "json")
@@ -84,8 +81,7 @@ async def test_lists_and_sums_are_only_made_by_name_and_agree_with_the_pods(live
 async def test_the_directories_above_the_pods_have_their_quota_its_row_of_the_ledger_and_their_counters(
     live: LiveNode,
 ) -> None:
-    async with live.looked() as agent:
-        show = status_report(agent)
+    async with live.shown() as (_, show):
         body = json.loads(await Answers(show, HttpCounts()).state(["podlist", "podparents", "files"], "json"))
         rows = {row["path"]: row for row in body["podparents"]}
         assert set(rows) == {"/kubepods", "/kubepods/besteffort", "/kubepods/burstable"}
@@ -111,8 +107,7 @@ async def test_names_of_pods_are_made_without_reading_the_kernel(
     def read(directory: object, file: str) -> str:
         raise AssertionError((directory, file))
 
-    async with live.looked() as agent:
-        show = status_report(agent)
+    async with live.shown() as (agent, show):
         monkeypatch.setattr(agent.base.files, "read", read)
         rows = show.state(["podnames"])["podnames"]
         with pytest.raises(AssertionError):
@@ -123,8 +118,7 @@ async def test_names_of_pods_are_made_without_reading_the_kernel(
 
 
 async def test_a_node_is_paused_from_a_restore_to_the_next_configuration(live: LiveNode) -> None:
-    async with live.looked() as agent:
-        show = status_report(agent)
+    async with live.shown() as (agent, show):
         paused = [all_steps(show.metrics_steps()).paused]
         agent.commands.set_enforce(enforce=False)
         paused.append(all_steps(show.metrics_steps()).paused)
@@ -136,16 +130,14 @@ async def test_a_node_is_paused_from_a_restore_to_the_next_configuration(live: L
 
 
 async def test_the_metrics_have_a_step_for_every_pod_and_group(live: LiveNode) -> None:
-    async with live.looked() as agent:
-        show = status_report(agent)
+    async with live.shown() as (agent, show):
         steps = sum(1 for _ in show.metrics_steps())
         assert steps >= len(agent.control.inventory.pods) + len(agent.writes.judge.statuses.by_group)
 
 
 async def test_the_metrics_of_a_live_node_count_holds_by_kind_and_have_online_pods_first(live: LiveNode) -> None:
     config = replace(live.config, http=replace(live.config.http, pod_metrics_limit=1))
-    async with live.looked(config) as agent:
-        show = status_report(agent)
+    async with live.shown(config) as (agent, show):
         agent.record.holds.all["node"] = Hold(target="node", reason="r", by="root")
         agent.record.holds.refresh()
         found = show.metrics()
@@ -249,8 +241,7 @@ FORMS = [
 @pytest.mark.parametrize("wanted", FORMS)
 async def test_an_answer_for_one_pod_has_no_other_and_all_that_is_of_it(live: LiveNode, wanted: str) -> None:
     live.put("proc/4242/cgroup", f"4:cpuset:{group(BATCH)}/{container_id(BATCH)}\n")
-    async with live.looked() as agent:
-        show = status_report(agent)
+    async with live.shown() as (agent, show):
         await agent.keeper.flush()
         answers = Answers(show, HttpCounts())
         whole = json.loads(await answers.state(OF_PODS, "json"))
@@ -264,8 +255,7 @@ async def test_an_answer_for_one_pod_has_no_other_and_all_that_is_of_it(live: Li
 
 
 async def test_requests_for_several_pods_share_a_build_and_get_each_their_own(live: LiveNode) -> None:
-    async with live.looked() as agent:
-        show = status_report(agent)
+    async with live.shown() as (_, show):
         answers = Answers(show, HttpCounts())
         uids: dict[str, list[str]] = {}
 
@@ -281,8 +271,7 @@ async def test_requests_for_several_pods_share_a_build_and_get_each_their_own(li
 
 
 async def test_a_removed_pod_is_found_by_the_start_of_its_uid(live: LiveNode) -> None:
-    async with live.looked() as agent:
-        show = status_report(agent)
+    async with live.shown() as (agent, show):
         await agent.keeper.flush()
         del agent.control.inventory.pods[BATCH]
         body = json.loads(await Answers(show, HttpCounts()).state(OF_PODS, "json", BATCH[:5]))
@@ -294,8 +283,7 @@ async def test_of_one_pod_the_history_reaches_further_back_and_of_a_removed_one_
     live: LiveNode,
 ) -> None:
     gone = "dddddddd-4444-4444-8444-444444444444"
-    async with live.looked() as agent:
-        show = status_report(agent)
+    async with live.shown() as (agent, show):
         agent.record.ledger.note(LedgerEvent(at=1.0, kind="alert:eviction-done", pod_uid=gone, pod="ci/train-0"))
         for number in range(300):
             agent.record.ledger.note(LedgerEvent(at=2.0, kind="plan", reason=f"plan {number}"))
@@ -314,8 +302,7 @@ async def test_of_one_pod_the_history_reaches_further_back_and_of_a_removed_one_
 
 async def test_of_one_pod_the_newest_rows_are_shown_and_a_text_in_rows_of_others_finds_none(live: LiveNode) -> None:
     gone, other = "dddddddd-4444-4444-8444-444444444444", "eeeeeeee-5555-4555-8555-555555555555"
-    async with live.looked() as agent:
-        show = status_report(agent)
+    async with live.shown() as (agent, show):
         for number in range(250):
             event = LedgerEvent(
                 at=float(number),
