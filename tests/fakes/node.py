@@ -394,7 +394,9 @@ class DirectoryNode:
         return self.read(box.group, "cpu", "cpu.shares")
 
     def quota(self, group: str) -> str:
-        return self.read(group, "cpu", "cpu.cfs_quota_us")
+        """As in the file: ``-1``, or on v2 ``max``, is no limit."""
+        v2 = self._mounts["cpu"] == self._mounts.get("unified")
+        return self.read(group, "cpu", "cpu.max").split()[0] if v2 else self.read(group, "cpu", "cpu.cfs_quota_us")
 
     def tree(self) -> dict[str, str]:
         """Every file of the node's groups that holds a setting: what must be as before, byte for byte."""

@@ -3,8 +3,6 @@
 The programs' files are tested in tests/reconciler/sources/test_kubelet_arguments.py.
 """
 
-from pathlib import Path
-
 import pytest
 
 from cgroupfs.cpuset import CpuSet
@@ -36,9 +34,8 @@ ExecStart=/usr/local/bin/k3s \\
     ids=["kubelet", "k3s"],
 )
 async def test_be_work_runs_on_no_cpu_that_the_kubelet_reserves(
-    tmp_path: Path, files: dict[str, str], reserved: str
+    live: LiveNode, files: dict[str, str], reserved: str
 ) -> None:
-    live = LiveNode(tmp_path)
     for name, text in files.items():
         live.put(name, text)
     async with live.looked() as agent:

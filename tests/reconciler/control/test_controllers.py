@@ -16,9 +16,8 @@ from reconciler.config.model import AgentMode
 from reconciler.control.controllers import NAME, ControllerCheck
 from reconciler.daemon.agent import Agent
 from state.model import SourceStatus
-from tests.fakes.livenode import BATCH, QOS, LiveNode, container_id, group
+from tests.fakes.livenode import BATCH, BOX, QOS, LiveNode, group
 
-BOX = f"{group(BATCH)}/{container_id(BATCH)}"
 TOP = "/kubepods"
 QOS_DIRECTORIES = ("/kubepods/burstable", "/kubepods/besteffort")
 

@@ -26,13 +26,12 @@ class Node:
 
     def __init__(self, path: Path, mode: KernelMode = "v1") -> None:
         self.live = LiveNode(path, mode)
-        self.tree = f"{self.live.root}/sys/fs/cgroup" + ("/cpuset" if mode == "v1" else "")
 
     def cpus(self, path: str) -> str:
-        return self.live.kernel.read(f"{self.tree}{path}", "cpuset.cpus").strip()
+        return self.live.read(path, "cpuset", "cpuset.cpus")
 
     def put(self, path: str, text: str) -> None:
-        self.live.kernel.write(f"{self.tree}{path}", "cpuset.cpus", text)
+        self.live.write(path, "cpuset", "cpuset.cpus", text)
 
     def main(self, uid: str) -> str:
         return f"{group(uid)}/{container_id(uid)}"
@@ -40,17 +39,13 @@ class Node:
     async def switch(self, agent: Agent, *, off: str = "", on: str = "") -> None:
         """The kernel's part, then the agent's: what the source reports, and the pass that follows."""
         before = agent.control.inventory.readings.topology
-        for cpu in map(int, filter(None, off.split(","))):
+        taken, came = CpuSet.parse(off), CpuSet.parse(on)
+        for cpu in taken:
             self.live.kernel.unplug(cpu)
-        for cpu in map(int, filter(None, on.split(","))):
+        for cpu in came:
             self.live.kernel.plug(cpu)
-        gone = {int(cpu) for cpu in off.split(",") if cpu} - {int(cpu) for cpu in on.split(",") if cpu}
-        came = {int(cpu) for cpu in on.split(",") if cpu}
-        online = sorted((set(before.online) | came) - gone)
-        self.live.put("sys/devices/system/cpu/online", ",".join(map(str, online)) + "\n")
-        after = read_topology(self.live.root)
-        taken = type(before.online)(int(cpu) for cpu in off.split(",") if cpu)
-        await agent.control.repair.changed(CpuChange(before, after, taken))
+        self.live.put("sys/devices/system/cpu/online", f"{(before.online | came) - (taken - came)}\n")
+        await agent.control.repair.changed(CpuChange(before, read_topology(self.live.root), taken))
         await self.live.look(agent)
 
 

@@ -1,5 +1,6 @@
 """A plan is the same whether what follows from the pods alone was computed now or when they last changed."""
 
+import pytest
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
@@ -28,7 +29,8 @@ def changed(view: NodeView, step: int) -> dict[str, Pod]:
     return pods
 
 
-def compare(config: PoliciesConfig) -> None:
+@pytest.mark.parametrize("config", [CONFIG, SEPARATE], ids=["shared", "pools of their own"])
+def test_plans_by_a_kept_table_equal_plans_by_a_fresh_one(config: PoliciesConfig) -> None:
     view, table = node(machine(16), 24), FixedTable[str, Pod]({})
     plain, kept = plan_node(view, None, config), plan_node(replace(view, pods=FixedTable(view.pods)), None, config)
     for step in range(30):
@@ -39,11 +41,3 @@ def compare(config: PoliciesConfig) -> None:
             wanted, got = plan(view, plain, config), plan(replace(view, pods=table), kept, config)
             assert got == wanted
             plain, kept = wanted.plan, got.plan
-
-
-def test_plans_by_a_kept_table_equal_plans_by_a_fresh_one() -> None:
-    compare(CONFIG)
-
-
-def test_they_are_equal_with_pools_of_their_own_too() -> None:
-    compare(SEPARATE)

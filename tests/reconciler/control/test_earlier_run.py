@@ -17,10 +17,9 @@ from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm
 from reconciler.policies.table import PoliciesConfig
 from state.model import Hold
 from tests.fakes.kernel import Mode
-from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
+from tests.fakes.livenode import BATCH, BOX, WEB, LiveNode, container_id, group
 
 BE: Final = "/kubepods/besteffort"
-BOX: Final = f"{group(BATCH)}/{container_id(BATCH)}"
 
 
 @pytest.fixture(params=["v1", "v2"])
@@ -45,9 +44,7 @@ def limit(live: LiveNode, path: str, milli: int | None) -> None:
 
 
 def limited(live: LiveNode, path: str) -> bool:
-    if live.kernel.mode == "v1":
-        return live.quota(path) != "-1"
-    return not live.read(path, "cpu", "cpu.max").startswith("max")
+    return live.quota(path) not in {"-1", "max"}
 
 
 def without_record(live: LiveNode) -> Path:
@@ -192,17 +189,13 @@ async def test_a_group_that_is_made_later_has_no_values_of_an_earlier_run(live: 
 
 
 async def test_the_bound_of_memory_and_swap_is_taken_over_too(live: LiveNode) -> None:
-    if live.kernel.mode == "v1":
-        live.write(BOX, "memory", "memory.limit_in_bytes", str(64 << 20))
-        live.write(BOX, "memory", "memory.memsw.limit_in_bytes", str(64 << 20))
-    else:
-        live.write(BOX, "memory", "memory.max", str(64 << 20))
-        live.write(BOX, "memory", "memory.swap.max", "0")
+    v1 = live.kernel.mode == "v1"
+    files = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes") if v1 else ("memory.max", "memory.swap.max")
+    for file, bound in zip(files, (64 << 20, 64 << 20 if v1 else 0), strict=True):
+        live.write(BOX, "memory", file, str(bound))
     with live.agent(without_quota(live)) as agent:
         for _ in range(2):
             await live.look(agent)
-        files = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
-        files = files if live.kernel.mode == "v1" else ("memory.max", "memory.swap.max")
         texts = [live.read(BOX, "memory", file) for file in files]
     assert all(text == "max" or int(text) > 1 << 50 for text in texts), texts
 

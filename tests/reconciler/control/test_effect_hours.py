@@ -1,9 +1,11 @@
 """The hourly rows: minutes with and without BE work, counters that grow and begin again, and rows over restarts."""
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+import pytest
 import trio
 
 from reconciler.control.effect_hours import (
@@ -40,7 +42,8 @@ class Books:
         self.mode = ModeNow(enforces=True, on_hold=False)
         self.promises = NodePromises("recent", PromiseMinute(4000, 4000), PromiseMinute(0, None))
         self.window: str | None = None
-        self.store = Store(str(path / "state.db"), boot="boot-1")
+        self.path = str(path / "state.db")
+        self.store = Store(self.path, boot="boot-1")
         self.effect = self.opened()
 
     def opened(self) -> EffectHours:
@@ -56,12 +59,19 @@ class Books:
             uptime=lambda: self.now - self.booted,
         )
 
-    def reboot(self, path: Path, *, wrong: float = 0.0) -> None:
+    def reboot(self, *, wrong: float = 0.0) -> None:
         """The next boot finds the store, and a clock that may be wrong."""
         self.store.close()
         self.booted, self.wrong = self.now, wrong
-        self.store = Store(str(path / "state.db"), boot=f"boot-{self.now}")
+        self.store = Store(self.path, boot=f"boot-{self.now}")
         self.effect = self.opened()
+
+    def put(self, rows: Mapping[str, bytes]) -> None:
+        """Into the store, by the key after the prefix."""
+        batch = StoreBatch()
+        for key, row in rows.items():
+            batch.put(META, f"{ROW}{key}", row)
+        self.store.apply(batch)
 
     async def stored(self) -> dict[int, int]:
         """Minutes by hour, as the store has them after a save."""
@@ -74,8 +84,12 @@ class Books:
         self.effect.minute(pods)
 
 
-def test_a_minute_is_one_with_be_work_or_without(tmp_path: Path) -> None:
-    books = Books(tmp_path)
+@pytest.fixture
+def books(tmp_path: Path) -> Books:
+    return Books(tmp_path)
+
+
+def test_a_minute_is_one_with_be_work_or_without(books: Books) -> None:
     books.minute(1500.0, Minute(100.0, 10.0, 20.0), Minute(100.0, None, 40.0))
     books.mode = books.mode._replace(broken=True)
     books.minute(10.0, Minute(100.0, 0.0, 5.0), Minute(100.0, 0.0, None))
@@ -87,8 +101,7 @@ def test_a_minute_is_one_with_be_work_or_without(tmp_path: Path) -> None:
     assert (hour.without_be.samples, hour.without_be.wait_milli) == (1, 5.0)
 
 
-async def test_broken_promises_are_counted_by_hour_and_survive_a_restart(tmp_path: Path) -> None:
-    books = Books(tmp_path)
+async def test_broken_promises_are_counted_by_hour_and_survive_a_restart(books: Books) -> None:
     books.minute(0.0)
     books.promises = NodePromises("histogram", PromiseMinute(4000, 1000), PromiseMinute(8 << 30, 9 << 30))
     books.minute(0.0)
@@ -102,8 +115,7 @@ async def test_broken_promises_are_counted_by_hour_and_survive_a_restart(tmp_pat
     assert (memory.kept, memory.broken, memory.unknown) == (2, 0, 1)
 
 
-def test_counters_are_added_as_they_grow_also_after_they_began_again(tmp_path: Path) -> None:
-    books = Books(tmp_path)
+def test_counters_are_added_as_they_grow_also_after_they_began_again(books: Books) -> None:
     books.counters["evictions"] = 2
     books.minute(0.0)
     books.minute(0.0)
@@ -113,8 +125,7 @@ def test_counters_are_added_as_they_grow_also_after_they_began_again(tmp_path: P
     assert hour.counts == {"evictions": 3}
 
 
-async def test_rows_survive_a_restart_and_old_ones_are_deleted(tmp_path: Path) -> None:
-    books = Books(tmp_path)
+async def test_rows_survive_a_restart_and_old_ones_are_deleted(books: Books) -> None:
     books.mode = ModeNow(enforces=False, on_hold=True, broken=True)
     books.minute(1000.0, Minute(100.0, 1.0, 2.0))
     await books.effect.save()
@@ -130,13 +141,12 @@ async def test_rows_survive_a_restart_and_old_ones_are_deleted(tmp_path: Path) -
 
 
 async def test_a_node_that_boots_with_its_clock_behind_keeps_its_hours_and_gets_the_new_ones_at_their_time(
-    tmp_path: Path,
+    books: Books,
 ) -> None:
-    books = Books(tmp_path)
     books.minute(0.0)
     await books.stored()
     books.now += 7 * HOUR_S
-    books.reboot(tmp_path, wrong=-1_000 * DAY_S)
+    books.reboot(wrong=-1_000 * DAY_S)
     for _ in range(2):
         books.minute(0.0)
     behind = 7 - 24_000
@@ -148,9 +158,8 @@ async def test_a_node_that_boots_with_its_clock_behind_keeps_its_hours_and_gets_
     assert await books.stored() == {0: 1, 7: 3}
 
 
-async def test_a_step_while_the_daemon_was_down_moves_the_rows_of_this_boot_too(tmp_path: Path) -> None:
-    books = Books(tmp_path)
-    books.reboot(tmp_path, wrong=-50 * HOUR_S)
+async def test_a_step_while_the_daemon_was_down_moves_the_rows_of_this_boot_too(books: Books) -> None:
+    books.reboot(wrong=-50 * HOUR_S)
     books.minute(0.0)
     assert await books.stored() == {-50: 1}
     books.now += 60.0
@@ -160,12 +169,11 @@ async def test_a_step_while_the_daemon_was_down_moves_the_rows_of_this_boot_too(
     assert await books.stored() == {0: 2}
 
 
-async def test_a_clock_that_is_wrong_for_hours_costs_no_row(tmp_path: Path) -> None:
-    books = Books(tmp_path)
+async def test_a_clock_that_is_wrong_for_hours_costs_no_row(books: Books) -> None:
     books.minute(0.0)
     await books.stored()
     books.now += 3 * HOUR_S
-    books.reboot(tmp_path)
+    books.reboot()
     books.minute(0.0)
     for wrong in (400 * DAY_S, -400 * DAY_S, 0.0):
         books.wrong = wrong
@@ -176,21 +184,17 @@ async def test_a_clock_that_is_wrong_for_hours_costs_no_row(tmp_path: Path) -> N
     assert await books.stored() == {0: 1, 3: 1, 4: 1, 5: 1, 6: 1}
 
 
-async def test_small_corrections_move_nothing(tmp_path: Path) -> None:
-    books = Books(tmp_path)
+async def test_small_corrections_move_nothing(books: Books) -> None:
     for wrong in (300.0, -300.0, 900.0):
         books.wrong = wrong
         books.minute(0.0)
     assert await books.stored() == {-1: 1, 0: 2}
 
 
-async def test_rows_of_a_wrong_clock_are_bounded_and_dropped_when_the_clock_was_right_for_a_day(tmp_path: Path) -> None:
-    books = Books(tmp_path)
-    batch = StoreBatch()
-    for at in (*range(HOUR + 5_000, HOUR + 6_000), HOUR - 5_000):
-        batch.put(META, f"{ROW}{at}", msgspec.msgpack.encode(EffectHour(minutes=1)))
-    books.store.apply(batch)
-    books.reboot(tmp_path)
+async def test_rows_of_a_wrong_clock_are_bounded_and_dropped_when_the_clock_was_right_for_a_day(books: Books) -> None:
+    row = msgspec.msgpack.encode(EffectHour(minutes=1))
+    books.put({str(at): row for at in (*range(HOUR + 5_000, HOUR + 6_000), HOUR - 5_000)})
+    books.reboot()
     books.minute(0.0)
     kept = await books.stored()
     assert len(kept) == 2 * DAYS * 24
@@ -200,22 +204,13 @@ async def test_rows_of_a_wrong_clock_are_bounded_and_dropped_when_the_clock_was_
     assert await books.stored() == {0: 1, 24: 1}
 
 
-def test_the_clocks_row_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
-    books = Books(tmp_path)
-    batch = StoreBatch()
-    batch.put(META, f"{ROW}clock", msgspec.msgpack.encode({"boot": "boot-1", "offset_s": "far"}))
-    books.store.apply(batch)
+def test_rows_that_cannot_be_read_are_left_out(books: Books) -> None:
+    clock = msgspec.msgpack.encode({"boot": "boot-1", "offset_s": "far"})
+    books.put({"clock": clock, "500000": b"\x81\xa7minutes\xff"})
+    assert load_effect(books.store) == {}
     books.effect = books.opened()
     books.minute(0.0)
-    assert [at - HOUR for at in books.effect.hours] == [0]
-
-
-def test_a_row_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
-    books = Books(tmp_path)
-    batch = StoreBatch()
-    batch.put(META, f"{ROW}500000", b"\x81\xa7minutes\xff")
-    books.store.apply(batch)
-    assert load_effect(books.store) == {}
+    assert [(at - HOUR, hour.minutes) for at, hour in books.effect.hours.items()] == [(0, 1)]
 
 
 def test_a_bucket_ends_a_quarter_above_the_one_before() -> None:
@@ -225,8 +220,7 @@ def test_a_bucket_ends_a_quarter_above_the_one_before() -> None:
     assert bucket_of(1e12) == 64
 
 
-async def test_each_window_has_its_part_of_the_hour_also_after_a_restart(tmp_path: Path) -> None:
-    books = Books(tmp_path)
+async def test_each_window_has_its_part_of_the_hour_also_after_a_restart(books: Books) -> None:
     books.minute(1000.0)
     for name in ("office", "office", ""):
         books.window = name

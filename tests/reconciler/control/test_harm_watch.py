@@ -120,10 +120,7 @@ class Rounds:
 
     @property
     def quota(self) -> str:
-        path = self.agent.control.inventory.besteffort
-        if self.node.kernel.mode == "v2":
-            return self.node.kernel.read(f"{self.node.root}/sys/fs/cgroup{path}", "cpu.max").split()[0]
-        return self.node.kernel.read(f"{self.node.root}/sys/fs/cgroup/cpu{path}", "cpu.cfs_quota_us").strip()
+        return self.node.quota(self.agent.control.inventory.besteffort)
 
     @property
     def limited(self) -> bool:
@@ -211,7 +208,7 @@ async def test_a_host_workload_takes_part_where_it_shares_cpus_with_be(node: Liv
 async def test_harm_cuts_at_once_and_names_the_pod(node: LiveNode, form: ReclaimedForm) -> None:
     """By whole CPUs, or where only a quota is configured by that."""
     law = ReclaimedConfig(form=form)
-    async with watching(node, PoliciesConfig(idle_class=IdleClassConfig(enabled=True), reclaimed=law)) as rounds:
+    async with watching(node, replace(POLICIES, reclaimed=law)) as rounds:
         reading = await rounds.cut()
         assert reading.ceiling_milli == rounds.terms.top_milli // 2
         assert (reading.uid, reading.waits_percent, rounds.watch.cuts) == (WEB, 50.0, 1)
@@ -243,7 +240,7 @@ async def test_waiting_that_stays_when_be_is_at_its_minimum_is_the_pods_own(
 ) -> None:
     """By whole CPUs no cut takes the last one: there BE work is at its minimum."""
     law = ReclaimedConfig(form=form)
-    async with watching(node, PoliciesConfig(idle_class=IdleClassConfig(enabled=True), reclaimed=law)) as rounds:
+    async with watching(node, replace(POLICIES, reclaimed=law)) as rounds:
         await rounds.cut()
         reading = await rounds.next(260)
         assert reading is not None
@@ -255,7 +252,7 @@ async def test_waiting_that_stays_when_be_is_at_its_minimum_is_the_pods_own(
 async def test_a_comparison_is_at_the_minimum_is_explained_and_ends(node: LiveNode) -> None:
     harm = varied(HarmConfig(), compare_s=1.0, compare_after_s=2.0)
     law = ReclaimedConfig(budget=BudgetConfig(harm=harm), form=ReclaimedForm.QUOTA)
-    async with watching(node, PoliciesConfig(idle_class=IdleClassConfig(enabled=True), reclaimed=law)) as rounds:
+    async with watching(node, replace(POLICIES, reclaimed=law)) as rounds:
         await rounds.next(150)
         seen: list[tuple[bool, bool]] = []
         for number in range(200):
@@ -277,13 +274,18 @@ async def test_be_work_that_sleeps_is_never_cut(node: LiveNode) -> None:
         assert rounds.watch.cuts == 0
 
 
-async def test_the_sample_in_which_be_work_falls_asleep_is_not_learned_as_waiting_without_it(node: LiveNode) -> None:
-    async with watching(node) as rounds:
+@pytest.mark.parametrize(("settle_s", "earlier", "cuts"), [(0.25, 2, 1), (0.25, 3, 0), (0.0, 0, 0)])
+async def test_samples_of_the_time_in_which_be_work_falls_asleep_are_not_learned_as_waiting_without_it(
+    node: LiveNode, settle_s: float, earlier: int, cuts: int
+) -> None:
+    """``earlier``: samples, a tenth of a second apart, since BE work sleeps."""
+    law = ReclaimedConfig(budget=BudgetConfig(harm=varied(HarmConfig(), settle_s=settle_s)))
+    async with watching(node, replace(POLICIES, reclaimed=law)) as rounds:
         await rounds.next(150)
-        for sleeps, waits in ((True, HARM), (True, CALM), (False, HARM)):
+        for sleeps, waits, times in ((True, CALM, earlier), (True, HARM, 1), (True, CALM, 10), (False, HARM, 1)):
             rounds.want_milli, rounds.waits.now = 0 if sleeps else None, waits
-            await rounds.next(1 if waits is HARM else 10)
-        assert rounds.watch.cuts == 1
+            await rounds.next(times)
+        assert rounds.watch.cuts == cuts
 
 
 async def test_unknown_for_long_is_the_quota_law_and_known_again_is_not(node: LiveNode) -> None:

@@ -21,7 +21,7 @@ from reconciler.runtime.workqueue import NODE, DirtyBatch
 from state.machine import parse
 from state.model import Pools
 from tests.fakes.kernel import Mode
-from tests.fakes.livenode import BATCH, PINNED, QOS, LiveNode, container_id, group
+from tests.fakes.livenode import BOX, PINNED, QOS, LiveNode, container_id, group
 from tests.reconciler.nodes import cpu, cpus, node, online, pod
 
 TOP = "/kubepods"
@@ -34,17 +34,13 @@ def live(request: pytest.FixtureRequest, tmp_path: Path) -> LiveNode:
     return LiveNode(tmp_path, mode)
 
 
-def tree(live: LiveNode) -> str:
-    return f"{live.root}/sys/fs/cgroup" + ("/cpuset" if live.kernel.mode == "v1" else "")
-
-
 def give(live: LiveNode, text: str, *, wider: bool = False) -> None:
     """As an administrator does: v2 takes it at the top, v1 needs every directory below to agree."""
     pods = [path for uid in QOS for path in (f"{group(uid)}/{container_id(uid)}", group(uid))]
     paths = [*pods, "/kubepods/burstable", "/kubepods/besteffort", TOP] if live.kernel.mode == "v1" else [TOP]
     for path in reversed(paths) if wider else paths:
         own = "7" if path.endswith(container_id(PINNED)) else text
-        live.kernel.write(f"{tree(live)}{path}", "cpuset.cpus", own)
+        live.write(path, "cpuset", "cpuset.cpus", own)
 
 
 def pools_of(agent: Agent) -> Pools:
@@ -60,8 +56,7 @@ async def test_cpus_outside_of_kubepods_are_in_no_pool_until_they_are_given_back
         assert pools.shared | pools.reclaimed | pools.reserved <= cpus(SOME)
         assert pools.reasons["cpus"] == "CPU 0-3,7 only: CPU 4-6 is outside of the CPU set of /kubepods"
         assert pools.budget_milli <= 4000
-        written = live.kernel.read(f"{tree(live)}{group(BATCH)}/{container_id(BATCH)}", "cpuset.cpus")
-        assert cpus(written.strip()) == pools.reclaimed
+        assert cpus(live.read(BOX, "cpuset", "cpuset.cpus")) == pools.reclaimed
         assert not any(agent.control.reconciler.refusals.values())
         give(live, "0-7", wider=True)
         # The write is seen, or the next full pass reads it.

@@ -41,17 +41,12 @@ def live(request: pytest.FixtureRequest, tmp_path: Path) -> LiveNode:
     return made
 
 
-def box(live: LiveNode, uid: str) -> str:
-    controller = "/cpuset" if live.kernel.mode == "v1" else ""
-    return f"{live.root}/sys/fs/cgroup{controller}{group(uid)}/{container_id(uid)}"
-
-
 def give(live: LiveNode, uid: str, text: str) -> None:
-    live.kernel.write(box(live, uid), "cpuset.cpus", text)
+    live.write(f"{group(uid)}/{container_id(uid)}", "cpuset", "cpuset.cpus", text)
 
 
 def has(live: LiveNode, uid: str) -> str:
-    return live.kernel.read(box(live, uid), "cpuset.cpus").strip()
+    return live.read(f"{group(uid)}/{container_id(uid)}", "cpuset", "cpuset.cpus")
 
 
 async def checked(agent: Agent) -> CpuClaim:

@@ -16,10 +16,9 @@ from reconciler.daemon.agent import Agent
 from reconciler.policies.table import REGISTRY
 from reconciler.runtime.workqueue import DirtyBatch
 from state.model import NodeView
-from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
+from tests.fakes.livenode import BOX, WEB, LiveNode, group
 
 PERIODIC: Final = DirtyBatch(frozenset(), ("periodic",))
-BOX: Final = f"{group(BATCH)}/{container_id(BATCH)}"
 CONSTANT: Final = {"kubepods", "besteffort", "burstable", "versions", "node_memory"}
 """The node's layout; of its memory the amounts, which are compared by themselves."""
 EXCLUDED: Final = {"quota_turbo", "group_identity"}

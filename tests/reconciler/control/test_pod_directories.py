@@ -7,8 +7,7 @@ from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
 from tests.reconciler.actuators.acting import BE, GROUP, POD, Acting, make_node
 
 
-async def test_each_look_has_the_quota_and_the_set_of_a_pods_directory(tmp_path: Path) -> None:
-    live = LiveNode(tmp_path)
+async def test_each_look_has_the_quota_and_the_set_of_a_pods_directory(live: LiveNode) -> None:
     with live.agent() as agent:
         for quota, cpus in ((150_000, "0-7"), (300_000, "0-3"), (None, "0-5")):
             live.write(group(WEB), "cpu", "cpu.cfs_quota_us", str(quota or -1))
@@ -21,8 +20,7 @@ async def test_each_look_has_the_quota_and_the_set_of_a_pods_directory(tmp_path:
             assert view.actual[group(WEB), "cpu.set"] == CpuSet.parse(cpus)
 
 
-async def test_a_pod_that_has_been_narrowed_and_widened_again_bounds_its_container_as_it_is_now(tmp_path: Path) -> None:
-    live = LiveNode(tmp_path)
+async def test_a_pod_that_has_been_narrowed_and_widened_again_bounds_its_container_as_it_is_now(live: LiveNode) -> None:
     box = f"{group(BATCH)}/{container_id(BATCH)}"
     for path in (box, group(BATCH)):
         live.write(path, "cpuset", "cpuset.cpus", "0,5")

@@ -98,13 +98,7 @@ class Seconds:
     @property
     def quotas(self) -> tuple[str, str]:
         """Container's and pod's."""
-        return quota(self._node, MAIN), quota(self._node, group(WEB))
-
-
-def quota(node: LiveNode, path: str) -> str:
-    if node.kernel.mode == "v2":
-        return node.kernel.read(f"{node.root}/sys/fs/cgroup{path}", "cpu.max").split()[0]
-    return node.kernel.read(f"{node.root}/sys/fs/cgroup/cpu{path}", "cpu.cfs_quota_us").strip()
+        return self._node.quota(MAIN), self._node.quota(group(WEB))
 
 
 @asynccontextmanager
@@ -126,9 +120,9 @@ def node(request: pytest.FixtureRequest, tmp_path: Path) -> LiveNode:
     made = LiveNode(tmp_path, mode)
     for path, value in ((group(WEB), POD), (MAIN, LIMIT)):
         if mode == "v2":
-            made.kernel.write(f"{made.root}/sys/fs/cgroup{path}", "cpu.max", f"{value} 100000")
+            made.write(path, "cpu", "cpu.max", f"{value} 100000")
         else:
-            made.kernel.write(f"{made.root}/sys/fs/cgroup/cpu{path}", "cpu.cfs_quota_us", str(value))
+            made.write(path, "cpu", "cpu.cfs_quota_us", str(value))
     state = f"run/containerd/runc/k8s.io/{container_id(WEB)}/state.json"
     cgroups = {"path": MAIN, "cpu_shares": 2, "cpu_quota": LIMIT, "cpu_period": 100_000}
     made.put(state, json.dumps({"id": container_id(WEB), "init_process_pid": 42, "config": {"cgroups": cgroups}}))

@@ -137,15 +137,14 @@ def test_threads_of_a_pod_that_has_not_run_are_not_read_again(agent: Agent) -> N
     assert watch.check(90.0) == frozenset({BATCH}), "a counter that cannot be read excuses nothing"
 
 
-def test_the_harm_law_needs_be_pods_without_them(tmp_path: Path) -> None:
+def test_the_harm_law_needs_be_pods_without_them(live: LiveNode) -> None:
     """On kernels where groups have the class, too: it does not apply to a real-time thread."""
-    node = LiveNode(tmp_path)
-    with node.agent() as agent:
+    with live.agent() as agent:
         agent.control.reconciler.policies = PoliciesConfig(idle_class=IdleClassConfig(enabled=True))
 
         async def reason() -> str:
             for _ in range(2):
-                await node.look(agent)
+                await live.look(agent)
             assert agent.control.reconciler.pools is not None
             return agent.control.reconciler.pools.reasons["law"]
 

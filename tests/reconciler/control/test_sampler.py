@@ -1,7 +1,6 @@
 """When the sampler reads each second, and when half as often: by the agent on a fake node."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import trio
@@ -63,18 +62,16 @@ def configured(**sections: object) -> Callable[[Agent], None]:
     ],
 )
 def test_samples_are_taken_half_as_often_only_while_nothing_needs_them(
-    tmp_path: Path, what: Callable[[Agent], None]
+    live: LiveNode, what: Callable[[Agent], None]
 ) -> None:
-    node = LiveNode(tmp_path)
-    with node.agent() as agent:
-        trio.run(node.look, agent)
+    with live.agent() as agent:
+        trio.run(live.look, agent)
         agent.control.inventory.take(cpu=ASLEEP)
         assert agent.accounts.sampler.interval_s(0.0) == 2.0
         what(agent)
         assert agent.accounts.sampler.interval_s(0.0) == 1.0
 
 
-def test_without_a_plan_nothing_is_known(tmp_path: Path) -> None:
-    node = LiveNode(tmp_path)
-    with node.agent() as agent:
+def test_without_a_plan_nothing_is_known(live: LiveNode) -> None:
+    with live.agent() as agent:
         assert agent.accounts.sampler.interval_s(0.0) == 1.0

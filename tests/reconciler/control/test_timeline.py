@@ -1,7 +1,6 @@
 """Times of a container's start: of writes that were made, and of those that would be."""
 
 import time
-from pathlib import Path
 
 import pytest
 import trio
@@ -32,11 +31,10 @@ async def start(node: LiveNode, agent: Agent) -> dict[str, object]:
 
 @pytest.mark.parametrize("mode", list(AgentMode))
 async def test_nothing_is_called_written_that_was_not_and_planned_writes_have_their_own_metric(
-    tmp_path: Path, mode: AgentMode
+    live: LiveNode, mode: AgentMode
 ) -> None:
-    node = LiveNode(tmp_path)
-    with node.agent(replace(node.config, mode=mode)) as agent:
-        shown = await start(node, agent)
+    with live.agent(replace(live.config, mode=mode)) as agent:
+        shown = await start(live, agent)
         counted = agent.control.counters.values
         enforced = mode is AgentMode.ENFORCE
         assert bool(shown["written_at"]) == bool(shown["verified_at"]) == enforced
@@ -47,11 +45,10 @@ async def test_nothing_is_called_written_that_was_not_and_planned_writes_have_th
         assert sum(counted.starts.values()) == enforced
 
 
-async def test_settings_on_hold_are_neither(tmp_path: Path) -> None:
-    node = LiveNode(tmp_path)
-    with node.agent() as agent:
+async def test_settings_on_hold_are_neither(live: LiveNode) -> None:
+    with live.agent() as agent:
         agent.record.holds.all["node"] = Hold(target="node", reason="x", by="ana")
         agent.record.holds.refresh()
-        shown = await start(node, agent)
+        shown = await start(live, agent)
         assert shown["written_at"] is shown["verified_at"] is shown["would_write_at"] is None
         assert sum(agent.control.counters.values.starts.values()) == 0

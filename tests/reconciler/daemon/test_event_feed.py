@@ -71,12 +71,11 @@ async def test_a_reader_gets_each_event_once(agent: Agent, shown: StatusReport) 
     assert events(await feed(shown, int(str(then["next"])), str(then["run"]), None)) == []
 
 
-async def test_after_a_restart_the_reader_goes_on_and_known_holds_are_no_events(tmp_path: Path) -> None:
-    node = LiveNode(tmp_path)
-    async with node.shown() as (agent, shown):
+async def test_after_a_restart_the_reader_goes_on_and_known_holds_are_no_events(live: LiveNode) -> None:
+    async with live.shown() as (agent, shown):
         await shown.hold(HoldRequest(target="node", reason="INC-1", by="ana", until_released=True))
         before = await feed(shown, 0, agent.record.ledger.events.run, None)
-    with node.agent() as agent:
+    with live.agent() as agent:
         answer = await feed(status_report(agent), int(str(before["next"])), str(before["run"]), None)
         assert answer["run"] != before["run"]
         assert answer["missing"] == 0

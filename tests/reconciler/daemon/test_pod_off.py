@@ -117,13 +117,12 @@ async def test_without_the_budget_no_quota_above_the_pod_is_left_and_it_comes_ba
     assert scene.quota(ABOVE) > 0
 
 
-async def test_the_other_be_pods_stay_within_the_budget_while_one_is_outside_of_it(tmp_path: Path) -> None:
-    node = LiveNode(tmp_path)
+async def test_the_other_be_pods_stay_within_the_budget_while_one_is_outside_of_it(live: LiveNode) -> None:
     other = "dddddddd-4444-4444-8444-444444444444"
-    node.kernel.make_group(f"{ABOVE}/pod{other}")
-    node.kernel.make_group(f"{ABOVE}/pod{other}/{'d' * 64}")
-    async with node.looked() as agent:
-        scene = OffScene(node, agent)
+    live.kernel.make_group(f"{ABOVE}/pod{other}")
+    live.kernel.make_group(f"{ABOVE}/pod{other}/{'d' * 64}")
+    async with live.looked() as agent:
+        scene = OffScene(live, agent)
         await scene.off(budget=True)
         pools = agent.control.reconciler.pools
         assert pools is not None
@@ -144,13 +143,12 @@ async def test_a_second_off_takes_the_place_of_the_first(scene: OffScene) -> Non
     assert [hold.target for hold in scene.agent.record.holds.all.values()] == [OFF]
 
 
-async def test_a_freed_pod_stays_free_over_a_restart(tmp_path: Path) -> None:
-    node = LiveNode(tmp_path)
-    async with node.looked() as agent:
-        await OffScene(node, agent).off(budget=True)
+async def test_a_freed_pod_stays_free_over_a_restart(live: LiveNode) -> None:
+    async with live.looked() as agent:
+        await OffScene(live, agent).off(budget=True)
         await agent.keeper.flush()
-    async with node.looked() as agent:
-        scene = OffScene(node, agent)
+    async with live.looked() as agent:
+        scene = OffScene(live, agent)
         assert agent.control.inventory.pods[BATCH].pod_class is PodClass.SHARED
         assert (scene.quota(ABOVE), scene.quota(MAIN)) == (-1, -1)
 

@@ -25,8 +25,7 @@ def write_kubeconfig(live: LiveNode, token: str) -> None:
     )
 
 
-def test_credentials_that_appear_need_a_watch_and_others_are_used_by_the_one_there_is(tmp_path: Path) -> None:
-    live = LiveNode(tmp_path)
+def test_credentials_that_appear_need_a_watch_and_others_are_used_by_the_one_there_is(live: LiveNode) -> None:
     sources = PodSources(live.config, live.place(), DirtyKeys(), MARKS)
     assert (sources.watch, sources.needs_watch()) == (None, False)
     sources.credentials_changed(server=True)  # without a watch there is nothing to do

@@ -87,9 +87,8 @@ async def test_a_share_that_moves_has_misses_counted_and_goes_by_them(
         nursery.cancel_scope.cancel()
 
 
-async def test_the_monitor_reads_the_store_in_the_stores_lane(tmp_path: Path) -> None:
+async def test_the_monitor_reads_the_store_in_the_stores_lane(live: LiveNode) -> None:
     """The reconciler writes originals there meanwhile, and two threads in the store at once end the daemon."""
-    live = LiveNode(tmp_path)
     with live.agent(replace(live.config, interference=InterferenceConfig(enabled=True))) as agent:
         await live.look(agent)
         # The agent closes the store only after the service has ended.

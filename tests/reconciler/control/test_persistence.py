@@ -1,10 +1,21 @@
-"""The row of the store that has the last plan: its form is that of older versions, which is read as well."""
+"""Rows of the store of what an earlier run decided: the plan in the form of older versions, which is read as well."""
 
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
+import pytest
 
-from reconciler.control.persistence import POOLS, convert_plan, decode_plan, plan_row, read_plan
+from reconciler.control.persistence import (
+    POD,
+    POOLS,
+    convert_plan,
+    decode_plan,
+    encoded,
+    plan_row,
+    read_classes,
+    read_plan,
+)
 from reconciler.control.planner import plan_node
 from reconciler.policies.be_memory import BeMemoryConfig
 from reconciler.policies.cache import CachePolicyConfig
@@ -15,6 +26,7 @@ from reconciler.policies.oom_score import OomScoreConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.policies.watermarks import WatermarksConfig
 from state.cache import CacheRequest, ClassShare
+from state.model import LastClass, PodClass
 from state.network import InterfaceRequest, NetworkRequest
 from state.plan import NodePlan
 from state.schema import ASSIGNMENTS
@@ -58,14 +70,19 @@ def test_a_row_has_every_key_that_an_older_version_wrote_but_the_requests_by_pod
     assert set(new["reasons"]) == {*old["reasons"], "capacity", "interrupts", "law", "node_daemons"}
 
 
+def stored(directory: Path, rows: dict[str, bytes]) -> Store:
+    store = Store(str(directory / "state.db"), boot="boot-1")
+    batch = StoreBatch()
+    for key, body in rows.items():
+        batch.put(ASSIGNMENTS, key, body)
+    store.apply(batch)
+    return store
+
+
 def test_a_plan_is_read_as_it_was_written_less_what_is_planned_anew(tmp_path: Path) -> None:
     plan = planned()
-    store = Store(str(tmp_path / "state.db"), boot="boot-1")
-    batch = StoreBatch()
-    batch.put(ASSIGNMENTS, POOLS, plan_row(plan))
-    store.apply(batch)
-    back = read_plan(store)
-    store.close()
+    with closing(stored(tmp_path, {POOLS: plan_row(plan)})) as store:
+        back = read_plan(store)
     assert back is not None
     assert (back.memory, back.disk, back.network) == (plan.memory, plan.disk, plan.network)
     assert msgspec.to_builtins(back.cache) == msgspec.to_builtins(plan.cache)
@@ -78,3 +95,31 @@ def test_a_plan_is_read_as_it_was_written_less_what_is_planned_anew(tmp_path: Pa
 def test_the_bound_of_be_memory_is_kept_over_a_restart() -> None:
     before = decode_plan(OLD_ROW.read_bytes())
     assert plan_node(node(pod("be")), before, ON).memory.reclaimed_high_bytes == 50 * GIGA
+
+
+LAST = LastClass(pod_class=PodClass.RECLAIMED, source="label x=BE")
+
+
+@pytest.mark.parametrize(
+    ("row", "last"),
+    [
+        (
+            {
+                "class": "shared",
+                "class_source": "override: a",
+                "last_class": "reclaimed",
+                "last_class_source": LAST.source,
+            },
+            LAST,
+        ),
+        ({"class": "shared", "class_source": "kubernetes QoS", "class_certain": False, "last_class": None}, None),
+        # Of the version before.
+        ({"class": "reclaimed", "class_source": LAST.source}, LAST),
+        ({"class": "shared", "class_source": "kubernetes QoS: Burstable"}, None),
+        ({"class": "fast", "class_source": "x"}, None),
+        ({"class_source": 5}, None),
+    ],
+)
+def test_the_last_class_of_a_row(tmp_path: Path, row: dict[str, object], last: LastClass | None) -> None:
+    with closing(stored(tmp_path, {f"{POD}u": encoded(row), f"{POD}broken": b"\xc1"})) as store:
+        assert read_classes(store) == ({} if last is None else {"u": last})
