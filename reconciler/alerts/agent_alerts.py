@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple, final
 
 from reconciler.alerts.alert import Alert, AlertKind, Severity
@@ -49,6 +50,28 @@ def as_alert(kind: str, message: str, setting: Setting | None, pods: Mapping[str
     )
 
 
+def source_alert(
+    key: str,
+    message: str,
+    labels: Mapping[str, str],
+    at_s: float,
+    *,
+    well: bool,
+    details: Mapping[str, str] = MappingProxyType({}),
+) -> Alert:
+    """Something that bypassd needs does not work, or is ``well`` again."""
+    return Alert(
+        kind=AlertKind.SOURCE,
+        key=key,
+        summary=message,
+        severity=Severity.INFO if well else Severity.WARNING,
+        at_s=at_s,
+        labels=labels,
+        details=details,
+        resolved=well,
+    )
+
+
 def component_alert(status: ComponentStatus) -> Alert:
     """A part of the daemon that failed and is started again; or runs again."""
     well = status.health is ComponentHealth.RUNNING
@@ -57,15 +80,7 @@ def component_alert(status: ComponentStatus) -> Alert:
         if well
         else f"component {status.name} failed, restarting: {status.error}"
     )
-    return Alert(
-        kind=AlertKind.SOURCE,
-        key=f"component:{status.name}",
-        summary=message,
-        severity=Severity.INFO if well else Severity.WARNING,
-        at_s=time.time(),
-        labels={"component": status.name},
-        resolved=well,
-    )
+    return source_alert(f"component:{status.name}", message, {"component": status.name}, time.time(), well=well)
 
 
 # The store reports itself; of the placement each claim is watched by itself.
@@ -73,8 +88,6 @@ _REPORTED_ELSEWHERE: Final = frozenset({"store", PLACEMENT})
 
 
 RUNBOOKS: Final = "docs/runbooks.md"
-_GROUPS: Final = ("actuator ",)
-"""Names that begin so have one part together."""
 _OF_ITS_OWN: Final = frozenset(
     {
         *("bounds of pods", "cgroup controllers", "cgroup driver", "limits and CPU sets", "placement"),
@@ -88,9 +101,8 @@ _OF_ITS_OWN: Final = frozenset(
 
 def runbook(name: str) -> str:
     """The part of the runbooks about a source or a condition."""
-    for group in _GROUPS:
-        if name.startswith(group):
-            return f"{RUNBOOKS}#{group.strip()}s"
+    if name.startswith("actuator "):
+        return f"{RUNBOOKS}#actuators"
     if name == "api token":
         return f"{RUNBOOKS}#bypassdtokenexpires"
     part = name.lower().replace(" ", "-") if name in _OF_ITS_OWN else "bypassdsourcedown"
@@ -160,13 +172,5 @@ class SourceHealth:
 
 
 def _alert(state: WatchedState, message: str, wall_s: float, *, resolved: bool) -> Alert:
-    return Alert(
-        kind=AlertKind.SOURCE,
-        key=f"source:{state.name}",
-        summary=message,
-        severity=Severity.INFO if resolved else Severity.WARNING,
-        at_s=wall_s,
-        labels=state.labels,
-        details={"runbook": runbook(state.labels["source"])},
-        resolved=resolved,
-    )
+    details = {"runbook": runbook(state.labels["source"])}
+    return source_alert(f"source:{state.name}", message, state.labels, wall_s, well=resolved, details=details)

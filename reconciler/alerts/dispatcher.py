@@ -19,7 +19,8 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
 from cgroupfs.log import get_log
-from reconciler.alerts.alert import Alert, AlertKind, Severity
+from reconciler.alerts.agent_alerts import source_alert
+from reconciler.alerts.alert import Alert, Severity
 from reconciler.alerts.config import AlertsConfig, SinkConfig
 from reconciler.alerts.incident import Incident, Incidents, entry, sanitize
 from reconciler.alerts.outbox import Outbox
@@ -286,10 +287,6 @@ class AlertDispatcher:
 
     # What there is
 
-    @property
-    def sinks(self) -> Sequence[str]:
-        return tuple(self._couriers)
-
     def problems(self) -> list[str]:
         texts = [f"alerts to {worker.name}: {worker.problem}" for worker in self._couriers.values() if worker.problem]
         return [*texts, *([self._queue.problem] if self._queue.problem else [])]
@@ -414,20 +411,8 @@ class AlertDispatcher:
             self._soon.set()
 
     def _sink_failing(self, name: str, error: str | None) -> None:
-        message = (
-            f"alerts to {name} are delivered again"
-            if error is None
-            else f"alerts to {name} cannot be delivered: {error}"
-        )
-        alert = Alert(
-            kind=AlertKind.SOURCE,
-            key=f"sink:{name}",
-            summary=message,
-            severity=Severity.WARNING if error is not None else Severity.INFO,
-            at_s=self._clock(),
-            labels={"sink": name},
-            resolved=error is None,
-        )
+        message = f"alerts to {name} {'are delivered again' if error is None else f'cannot be delivered: {error}'}"
+        alert = source_alert(f"sink:{name}", message, {"sink": name}, self._clock(), well=error is None)
         self.send(alert, besides=name)
 
     @staticmethod

@@ -43,8 +43,6 @@ class SinkWorker:
         self.setup = setup
         self.outbox = outbox
         self.problem: str | None = None
-        self.given_up = 0
-        """Incidents given up."""
         self._build = build
         self._settled = settled
         self._failing = failing
@@ -133,7 +131,6 @@ class SinkWorker:
             # Of alerts that were dropped meanwhile.
             del self._tries[next(iter(self._tries))]
         if given_up:
-            self.given_up += len(given_up)
             self._log.warning("alerts dropped", count=len(given_up), error=str(exc))
             self._one_by_one = max(0, self._one_by_one - len(given_up))
             self._done([notice for notice in batch if notice.id in given_up], self.outbox.dropped(given_up, now))

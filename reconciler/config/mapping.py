@@ -110,20 +110,16 @@ def _seconds(value: Leaf) -> str | None:
     return f"{value}s" if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _suppress(value: Leaf) -> str | None:
-    return _chosen({"cpuset": "cpuset", "cfsQuota": "quota"})(value)
-
-
-def _burst(value: Leaf) -> str | None:
-    return _chosen({"cfsQuotaBurstOnly": "true", "auto": "true", "cpuBurstOnly": "false", "none": "false"})(value)
-
-
 def _burst_percent(value: Leaf) -> str | None:
     return _same(min(value, 100)) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _chosen(texts: Mapping[str, str]) -> Callable[[Leaf], str | None]:
     return lambda value: texts.get(value) if isinstance(value, str) else None
+
+
+_SUPPRESS: Final = _chosen({"cpuset": "cpuset", "cfsQuota": "quota"})
+_BURST: Final = _chosen({"cfsQuotaBurstOnly": "true", "auto": "true", "cpuBurstOnly": "false", "none": "false"})
 
 
 def _either(yes: str, no: str) -> Callable[[Leaf], str | None]:
@@ -142,6 +138,7 @@ def _below(prefix: str, **rows: Row) -> dict[str, Row]:
     return {f"{prefix}.{name}": row for name, row in rows.items()}
 
 
+_SHARES: Final = _none("shares of an interface are at the interface: policies.network.interfaces")
 _SPEED: Final = "the speed of an interface is at the interface: policies.network.interfaces"
 _STAYS: Final = _none("the control plane's own, which stays")
 _EVICTS: Final = "with eviction.enabled and the trigger's own; a dry run until eviction.dry_run is false"
@@ -165,10 +162,7 @@ _OF_CLASS: Final[Mapping[str, Row]] = {
         )
         for name in names
     },
-    **{
-        f"networkQOS.{name}": _none("shares of an interface are at the interface: policies.network.interfaces")
-        for name in ("ingressRequest", "ingressLimit", "egressRequest", "egressLimit")
-    },
+    **{f"networkQOS.{name}": _SHARES for name in ("ingressRequest", "ingressLimit", "egressRequest", "egressLimit")},
     **{
         f"blkioQOS.blocks[].{name}": _none("limits of a disk are at the disk: policies.disk.devices")
         for name in ("name", "type", *(f"ioCfg.{field}" for field in _IO))
@@ -209,7 +203,7 @@ KOORDINATOR: Final = Source(
             "resource-threshold-config.clusterStrategy",
             enable=Row("policies.reclaimed.enabled", _flag),
             cpuSuppressThresholdPercent=Row("policies.reclaimed.budget.limit_percent", _percent),
-            cpuSuppressPolicy=Row("policies.reclaimed.form", _suppress),
+            cpuSuppressPolicy=Row("policies.reclaimed.form", _SUPPRESS),
             cpuSuppressMinPercent=Row("policies.reclaimed.budget.floor_percent", _percent),
             memoryEvictThresholdPercent=Row("eviction.triggers.node_memory.threshold_percent", _percent, _EVICTS),
             memoryEvictLowerPercent=Row("eviction.triggers.node_memory.lower_percent", _percent),
@@ -238,7 +232,7 @@ KOORDINATOR: Final = Source(
         ),
         **_below(
             "cpu-burst-config.clusterStrategy",
-            policy=Row("policies.quota_burst.enabled", _burst),
+            policy=Row("policies.quota_burst.enabled", _BURST),
             cpuBurstPercent=Row(
                 "policies.burst.percent",
                 _burst_percent,
@@ -317,6 +311,9 @@ _NUMA_EVICTION: Final = (
     "skippedPodKinds[]",
 )
 _TOLERANCE: Final = "thresholdMetToleranceDuration"
+_KSWAPD: Final = _none(
+    "the rate of kswapd is a signal of interference rules (docs/detectors.md); no trigger of its own"
+)
 KATALYST: Final = Source(
     "Katalyst's AdminQoSConfiguration",
     {
@@ -372,12 +369,8 @@ KATALYST: Final = Source(
             numaFreeBelowWatermarkTimesReclaimedThreshold=Row("eviction.triggers.numa_memory.reclaimed_passes", _same),
             numaFreeBelowWatermarkTimesThreshold=Row("eviction.triggers.numa_memory.all_passes", _same),
             enableSystemLevelEviction=Row("eviction.triggers.memory_pressure.enabled", _flag, _EVICTS),
-            systemKswapdRateThreshold=_none(
-                "the rate of kswapd is a signal of interference rules (docs/detectors.md); no trigger of its own"
-            ),
-            systemKswapdRateExceedDurationThreshold=_none(
-                "the rate of kswapd is a signal of interference rules (docs/detectors.md); no trigger of its own"
-            ),
+            systemKswapdRateThreshold=_KSWAPD,
+            systemKswapdRateExceedDurationThreshold=_KSWAPD,
             enableRSSOveruseEviction=Row("eviction.triggers.rss_overuse.enabled", _flag, _EVICTS),
             rssOveruseRateThreshold=Row("eviction.triggers.rss_overuse.ratio", _same),
             gracePeriod=_none("the pod's own"),
@@ -404,9 +397,7 @@ VOLCANO: Final = Source(
             "policies.network.enabled", _flag, "list policies.network.interfaces"
         ),
         **{
-            f"globalConfig.networkQosConfig.{name}": _none(
-                "shares of an interface are at the interface: policies.network.interfaces"
-            )
+            f"globalConfig.networkQosConfig.{name}": _SHARES
             for name in (
                 *("onlineBandwidthWatermarkPercent", "offlineLowBandwidthPercent", "offlineHighBandwidthPercent"),
                 "qosCheckInterval",

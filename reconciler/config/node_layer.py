@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from reconciler.config.load import Loaded
 from reconciler.config.model import Config
 from reconciler.settings.binder import scalar_of
-from reconciler.settings.schema import Schema, section_of
+from reconciler.settings.schema import Schema, nested, section_of
 from state.printable import printable
 
 _LONGEST: Final = 200
@@ -40,7 +40,7 @@ def layered(loaded: Loaded, values: Mapping[str, tuple[str, str]], top: Schema |
     top = section_of(Config) if top is None else top
     overridden: dict[str, str] = {}
     refused: dict[str, str] = {}
-    tree: dict[str, Any] = {}
+    given: dict[str, object] = {}
     for setting, (text, _) in values.items():
         if setting in loaded.preset:
             overridden[setting] = "protect has it"
@@ -48,16 +48,10 @@ def layered(loaded: Loaded, values: Mapping[str, tuple[str, str]], top: Schema |
             overridden[setting] = f"{at} has it"
         else:
             try:
-                value = scalar_of(top, setting, text)
+                given[setting] = scalar_of(top, setting, text)
             except ValueError as exc:
                 refused[setting] = printable(str(exc), _LONGEST)
-                continue
-            section = tree
-            *parts, name = setting.split(".")
-            for part in parts:
-                section = section.setdefault(part, {})
-            section[name] = value
-    config = _applied(loaded.config, top, tree, "", refused)
+    config = _applied(loaded.config, top, nested(given), "", refused)
     assert isinstance(config, Config)
     taken = {name: origin for name, (_, origin) in values.items() if name not in overridden and name not in refused}
     return Layer(replace(loaded, config=config, node=taken), overridden, refused)

@@ -28,6 +28,7 @@ from cgroupfs.knobs import CATALOG
 from reconciler.config.model import Protection
 from reconciler.policies.base import missing_reason
 from reconciler.settings.binder import Text
+from reconciler.settings.schema import nested
 
 LEVELS: Final = (Protection.CPU, Protection.CPU_MEMORY, Protection.FULL)
 """From the least to the most; each includes the ones before it."""
@@ -142,16 +143,7 @@ def rows_of(level: Protection | None) -> tuple[PresetRow, ...]:
 
 def layer(level: Protection) -> Text:
     """The settings of a level as a configuration text (JSON, which is YAML), named by `preset_name`."""
-    tree: dict[str, object] = {}
-    for row in rows_of(level):
-        section = tree
-        *sections, name = row.setting.split(".")
-        for part in sections:
-            inner = section.setdefault(part, {})
-            assert isinstance(inner, dict)
-            section = inner
-        section[name] = row.value
-    return Text(preset_name(level), json.dumps(tree))
+    return Text(preset_name(level), json.dumps(nested({row.setting: row.value for row in rows_of(level)})))
 
 
 def preset_name(level: Protection) -> str:

@@ -6,10 +6,11 @@ did. A rule that cannot mean what was written is off: with one condition less it
 
 import re
 from collections.abc import Mapping
-from typing import Final, final
+from typing import Any, Final, final
 
 from reconciler.settings.nodes import ConfigProblem, Node, Scalar, Sequence, SourceLocation
 from reconciler.settings.nodes import Mapping as Section
+from reconciler.settings.schema import nested
 
 _CONDITIONS: Final = (
     "write the comparisons as `threshold` detectors: those of one group must all agree (and), one group is enough (or)"
@@ -137,35 +138,19 @@ _RULE: Final = 3
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-class _RemovedTree(dict[str, "_RemovedTree | str"]):
-    """The table by section; a text is what applies instead of the key."""
-
-
-def _tree(table: Mapping[str, str]) -> _RemovedTree:
-    top = _RemovedTree()
-    for path, text in table.items():
-        *sections, key = path.split(".")
-        below = top
-        for section in sections:
-            inner = below.setdefault(section, _RemovedTree())
-            assert isinstance(inner, _RemovedTree)
-            below = inner
-        below[key] = text
-    return top
-
-
 @final
 class RemovedKeys:
     """Takes the keys of `REMOVED` out of files, and adds each to ``found``."""
 
     def __init__(self, found: list[ConfigProblem], table: Mapping[str, str] = REMOVED) -> None:
-        self._table = _tree(table)
+        self._table = nested(table)
         self._found = found
 
     def prune(self, tree: Node) -> Node:
         return self._pruned(tree, (), self._table)
 
-    def _pruned(self, node: Node, path: tuple[str, ...], table: _RemovedTree) -> Node:
+    def _pruned(self, node: Node, path: tuple[str, ...], table: Mapping[str, Any]) -> Node:
+        """``table``: that of this section; a text in it is what applies instead of the key."""
         if isinstance(node, Scalar):
             return node
         if isinstance(node, Sequence):

@@ -3,7 +3,7 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from reconciler.daemon.podlist import (
     standings_by_group,
     standings_of,
 )
+from reconciler.daemon.views import pool_sets
 from reconciler.runtime.cooperative import Steps
 from reconciler.runtime.counters import CounterValues
 from reconciler.runtime.supervisor import ComponentStatus
@@ -76,7 +77,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         else 0,
         cpu_by_class={pod_class.value: cpu for pod_class, cpu in agent.accounts.minutes.by_class.items()},
         pods_by_class=Counter(pod.pod_class.value for pod in agent.control.inventory.pods.values()),
-        pools={name: len(cpus) for name, cpus in _pool_sets(agent).items()},
+        pools={name: len(cpus) for name, cpus in pool_sets(pools).items()} if pools is not None else {},
         claims_cut=sum(claim.cut for claim in agent.control.claims()),
         claims_missing_cpus=sum(max(0, claim.asked - claim.got) for claim in agent.control.claims()),
         budget_milli=pools.budget_milli if pools is not None else None,
@@ -158,17 +159,3 @@ def _union_size(texts: tuple[str, ...]) -> int | None:
         return len(CpuSet.union([CpuSet.parse(text) for text in texts]))
     except ValueError:
         return None
-
-
-def _pool_sets(agent: Agent) -> Mapping[str, CpuSet]:
-    pools = agent.control.reconciler.pools
-    if pools is None:
-        return {}
-    return {
-        "reserved": pools.reserved,
-        "dedicated": pools.dedicated_cpus,
-        "shared": pools.shared,
-        "reclaimed": pools.reclaimed,
-        **({"interrupt": pools.interrupt} if pools.interrupt else {}),
-        **pools.named,
-    }

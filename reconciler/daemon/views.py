@@ -6,6 +6,7 @@ from typing import Final
 from cgroupfs.cpuset import CpuSet
 from reconciler.daemon.agent import Agent
 from state.hosts import HostWorkload, HostWorkloads
+from state.model import Pools
 
 
 def cpu_rows(agent: Agent) -> Iterator[dict[str, object]]:
@@ -15,7 +16,9 @@ def cpu_rows(agent: Agent) -> Iterator[dict[str, object]]:
     ``pods``: uids of the pods whose own it is. ``busy_percent``: of the last second; null: unknown.
     """
     topology, cpu = agent.control.inventory.readings.topology, agent.control.inventory.readings.cpu
-    sets, owners = _pools(agent)
+    pools = agent.control.reconciler.pools
+    sets = pool_sets(pools) if pools is not None else {}
+    owners = sorted(pools.dedicated.items()) if pools is not None else []
     idle = cpu.idle if cpu is not None else {}
     for item in sorted(topology.cpus, key=lambda cpu: (cpu.socket, cpu.node, cpu.l3, cpu.core, cpu.thread)):
         known = idle.get(item.id)
@@ -28,26 +31,22 @@ def cpu_rows(agent: Agent) -> Iterator[dict[str, object]]:
             "thread": item.thread,
             "kind": item.kind.value,
             "isolated": item.id in topology.isolated,
-            "pools": [name for name, cpus in sets if item.id in cpus],
-            "pods": [uid for uid, cpus in owners if item.id in cpus],
+            "pools": [name for name, cpus in sets.items() if item.id in cpus],
+            "pods": [owner.partition("/")[0] for owner, cpus in owners if item.id in cpus],
             "busy_percent": None if known is None else round(100 * (1 - known)),
         }
 
 
-def _pools(agent: Agent) -> tuple[list[tuple[str, CpuSet]], list[tuple[str, CpuSet]]]:
-    pools = agent.control.reconciler.pools
-    if pools is None:
-        return [], []
-    owners = [(owner.partition("/")[0], cpus) for owner, cpus in sorted(pools.dedicated.items())]
-    sets = [
-        ("reserved", pools.reserved),
-        ("interrupt", pools.interrupt),
-        ("dedicated", pools.dedicated_cpus),
-        *sorted(pools.named.items()),
-        ("shared", pools.shared),
-        ("reclaimed", pools.reclaimed),
-    ]
-    return sets, owners
+def pool_sets(pools: Pools) -> dict[str, CpuSet]:
+    """The pools by name, the strictest first; that of interrupts only where there is one."""
+    return {
+        "reserved": pools.reserved,
+        **({"interrupt": pools.interrupt} if pools.interrupt else {}),
+        "dedicated": pools.dedicated_cpus,
+        **dict(sorted(pools.named.items())),
+        "shared": pools.shared,
+        "reclaimed": pools.reclaimed,
+    }
 
 
 _GROUPS: Final = 8

@@ -11,7 +11,7 @@ What few nodes set is not loaded on every node: the values of a map may be a str
 them is written (`lazy_struct`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, Final
@@ -276,6 +276,18 @@ def _schema(info: Type, where: str, unit: units.Unit | None) -> Schema:
     if not known and not (isinstance(bare, CustomType) and bare.cls is CpuSet):
         raise TypeError(f"{where}: a configuration file cannot hold {bare!r}")
     return Schema(kind=bare, where=where, optional=optional, path=path, check=check, unit=unit)
+
+
+def nested(values: Mapping[str, object]) -> dict[str, Any]:
+    """Values by dotted name as sections within sections."""
+    top: dict[str, Any] = {}
+    for path, value in values.items():
+        *sections, name = path.split(".")
+        section = top
+        for part in sections:
+            section = section.setdefault(part, {})
+        section[name] = value
+    return top
 
 
 def settings(section: Schema, prefix: str = "") -> Iterator[tuple[str, FieldSchema]]:

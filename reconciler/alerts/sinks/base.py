@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from cgroupfs.errors import AgentError
 from reconciler.alerts.config import SinkConfig
@@ -28,18 +29,20 @@ class SinkError(AgentError):
         self.permanent = permanent
 
 
-class SinkSetup(Struct, frozen=True, kw_only=True):
-    """The environment of a sink. ``root``: prefix of paths of this machine.
+class SinkContext(Struct, frozen=True, kw_only=True):
+    """Facts of the node for the sinks: its name, the prefix of paths, the kubeconfig in the kubelet's command line."""
 
-    ``kubelets``: the kubeconfig in the kubelet's command line.
-    """
+    node: str
+    root: str = "/"
+    kubelets: str | None = None
+
+
+class SinkSetup(SinkContext, frozen=True, kw_only=True):
+    """The environment of one sink."""
 
     name: str
     config: SinkConfig
-    node: str
-    root: str = "/"
     apiserver: ApiServer = ApiServer()
-    kubelets: str | None = None
 
     def path(self, path: str) -> str:
         """A configured path as it is on this machine."""
@@ -90,20 +93,5 @@ class AlertSink(ABC):
         """Close what is held: nothing, by default."""
 
 
-class SinkContext(Struct, frozen=True, kw_only=True):
-    """Facts of the node for the sinks: its name, the prefix of paths, the kubelet's kubeconfig."""
-
-    node: str
-    root: str = "/"
-    kubelets: str | None = None
-
-
 def setup_of(name: str, config: SinkConfig, ground: SinkContext, apiserver: ApiServer) -> SinkSetup:
-    return SinkSetup(
-        name=name,
-        config=config,
-        node=ground.node,
-        root=ground.root,
-        apiserver=apiserver,
-        kubelets=ground.kubelets,
-    )
+    return SinkSetup(name=name, config=config, apiserver=apiserver, **asdict(ground))

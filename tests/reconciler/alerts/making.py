@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from reconciler.alerts.alert import Alert, AlertKind, Severity
+from reconciler.alerts.alert import Alert, AlertKind
 from reconciler.alerts.config import AlertsConfig
 from reconciler.alerts.dispatcher import AlertDispatcher
 from reconciler.alerts.incident import Incident, Incidents
@@ -57,6 +57,10 @@ class FakeSink(AlertSink):
     async def aclose(self) -> None:
         self.closed += 1
 
+    def keys(self) -> list[str]:
+        """Of what it took, once for each delivery."""
+        return [key for _, pairs in self.log for key, _ in pairs]
+
 
 class World:
     """A teller with fake sinks."""
@@ -97,7 +101,3 @@ class World:
         with contextlib.closing(open_readonly(self.path)) as connection:
             keys = [key for (key,) in connection.execute("SELECT key FROM meta ORDER BY rowid")]
         return [key for key in keys if key.startswith("alert:")]
-
-
-def severity(text: str) -> Severity:
-    return Severity(text)

@@ -161,7 +161,7 @@ def test_killed_at_any_step_and_started_again_every_alert_reaches_every_sink_und
 def test_an_alert_that_was_not_acknowledged_may_be_lost_only_together_with_its_acknowledgement(
     run: Run, tmp_path: Path
 ) -> None:
-    for at in (2, 3, 4):
+    for at in (1, 2, 3, 4):
         directory = tmp_path / str(at)
         directory.mkdir()
         assert run(directory, at) == -signal.SIGKILL
@@ -170,9 +170,4 @@ def test_an_alert_that_was_not_acknowledged_may_be_lost_only_together_with_its_a
         store.close()
         acknowledged = (directory / "acknowledged").exists()
         assert not acknowledged or stored or (directory / "sink-a").exists()
-
-
-@pytest.mark.parametrize("at", [1])
-def test_killed_before_anything_was_kept_nothing_is_left_behind(run: Run, tmp_path: Path, at: int) -> None:
-    assert run(tmp_path, at) == -signal.SIGKILL
-    assert not (tmp_path / "acknowledged").exists()
+        assert at > 1 or not acknowledged, "killed before anything was kept"

@@ -1,9 +1,7 @@
 """Alerts in the metrics."""
 
 from reconciler.alerts.service import AlertNumbers, SinkNumbers
-from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
-from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
-from state.model import SourceStatus
+from reconciler.telemetry.metrics import MetricsSnapshot
 from tests.reconciler.telemetry.rendered import render
 
 NUMBERS = AlertNumbers(
@@ -21,17 +19,7 @@ NUMBERS = AlertNumbers(
 
 
 def scraped(numbers: AlertNumbers) -> str:
-    pod = PodMetrics(uid="u", namespace="n", name="p", pod_class="shared", source="cri", cpus=1, quota_milli=1)
-    snapshot = MetricsSnapshot(
-        version="1",
-        mode="enforce",
-        pods=(pod,),
-        sources=(SourceStatus(name="cri", ok=True, age_s=1.0),),
-        components=(ComponentStatus(name="web", health=ComponentHealth.RUNNING),),
-        budget_milli=1,
-        alerts=numbers,
-    )
-    return render(snapshot)[0].decode()
+    return render(MetricsSnapshot(version="1", mode="enforce", alerts=numbers))[0].decode()
 
 
 def test_alerts_are_counted_by_kind_and_by_sink() -> None:

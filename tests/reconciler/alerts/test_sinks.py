@@ -23,7 +23,7 @@ from reconciler.alerts.sinks.table import SINKS, SinkSection, build
 from reconciler.alerts.sinks.webhook import WebhookSinkConfig
 from reconciler.clients.kube_config import ApiServer
 from tests.fakes.http_peer import HttpPeer, Reply
-from tests.reconciler.alerts.making import alert, notice, severity
+from tests.reconciler.alerts.making import alert, notice
 
 ROOT = Path(__file__).parents[3]
 POD = {"namespace": "shop", "pod": "web-0", "uid": "u-1"}
@@ -245,8 +245,8 @@ def test_labels_identify_an_alert_and_stay_the_same_to_its_end() -> None:
 def test_the_severity_of_a_states_beginning_identifies_it_to_its_end_and_an_events_is_its_own() -> None:
     incidents, made = Incidents(3600), manager()
     tellings = [("warning", False), ("critical", False), ("info", True)]
-    state = [alert("s", AlertKind.STORE, severity=severity(word), resolved=over) for word, over in tellings]
-    event = [alert("e", severity=severity(word), at_s=at) for at, word in enumerate(("info", "critical"), 1000)]
+    state = [alert("s", AlertKind.STORE, severity=Severity(word), resolved=over) for word, over in tellings]
+    event = [alert("e", severity=Severity(word), at_s=at) for at, word in enumerate(("info", "critical"), 1000)]
     entries = [made.entry(incidents.take(item), 2000.0) for item in (*state, *event)]
     labels = [entry["labels"] for entry in entries]
     assert [label["severity"] for label in labels if isinstance(label, dict)] == [*["warning"] * 3, "info", "critical"]

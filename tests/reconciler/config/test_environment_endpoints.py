@@ -19,6 +19,13 @@ from reconciler.settings.schema import FeatureSwitch
 from reconciler.sources.kubelet_config import KubeletConfig
 from tests.fakes.constants import varied
 
+
+def peer_of(config: KubeletSection, kubelet: KubeletConfig, identity: HttpEndpoint | None = None) -> HttpEndpoint:
+    peer = kubelet_peer(config, kubelet, identity)
+    assert peer is not None
+    return peer
+
+
 TOLD = KubeletConfig(port=10250, read_only_port=10255, sources={"port": "file"})
 
 
@@ -34,8 +41,7 @@ TOLD = KubeletConfig(port=10250, read_only_port=10255, sources={"port": "file"})
     ],
 )
 def test_the_operators_ports_and_address_stand_above_the_kubelets(config: KubeletSection, url: str) -> None:
-    peer = kubelet_peer(config, TOLD)
-    assert peer is not None
+    peer = peer_of(config, TOLD)
     assert peer.url == url
     assert peer.token_file == (config.token_file if url.startswith("https:") else None)
 
@@ -77,8 +83,7 @@ def test_the_operators_ports_and_address_stand_above_the_kubelets(config: Kubele
 def test_the_endpoint_follows_from_the_kubelets_own_configuration(
     config: KubeletSection, kubelet: KubeletConfig, url: str, ca: str | None, name: str | None
 ) -> None:
-    peer = kubelet_peer(config, replace(kubelet, sources={"port": "x"}))
-    assert peer is not None
+    peer = peer_of(config, replace(kubelet, sources={"port": "x"}))
     assert (peer.url, peer.ca_file, peer.server_name) == (url, ca, name)
 
 
@@ -128,31 +133,26 @@ IDENTITY = HttpEndpoint(
 
 def test_bypassd_s_own_credentials_are_those_for_the_kubelets_port_too(tmp_path: Path) -> None:
     config = KubeletConfig(sources={"port": "x"}, cert_dir=str(tmp_path), node_name="n1")
-    peer = kubelet_peer(KubeletSection(), config, IDENTITY)
-    assert peer is not None
+    peer = peer_of(KubeletSection(), config, IDENTITY)
     assert (peer.url, peer.server_name, peer.timeout_s) == ("https://127.0.0.1:10250", "n1", 3.0)
     assert (peer.token_file, peer.ca_file, peer.root_only) == ("/sa/token", "/sa/ca.crt", ())
     # A kubelet that signs itself is not to be trusted by another CA.
     (tmp_path / "kubelet.crt").write_text("PEM")
-    peer = kubelet_peer(KubeletSection(), config, IDENTITY)
-    assert peer is not None
+    peer = peer_of(KubeletSection(), config, IDENTITY)
     assert (peer.ca_file, peer.root_only) == (f"{tmp_path}/kubelet.crt", (f"{tmp_path}/kubelet.crt",))
     inline = replace(
         IDENTITY, token_file=None, ca_file=None, inline=InlineCredentials(ca="CA", token="hush", cert="C", key="K")
     )
-    peer = kubelet_peer(KubeletSection(ca_file="/ca"), config, inline)
-    assert peer is not None
+    peer = peer_of(KubeletSection(ca_file="/ca"), config, inline)
     assert (peer.ca_file, peer.inline) == ("/ca", InlineCredentials(token="hush", cert="C", key="K"))
 
 
 def test_credentials_of_the_section_kubelet_come_first_and_none_are_sent_without_tls() -> None:
     config = KubeletConfig(sources={"port": "x"}, read_only_port=10255)
-    given = kubelet_peer(KubeletSection(token_file="/own"), config, IDENTITY)
-    assert given is not None
+    given = peer_of(KubeletSection(token_file="/own"), config, IDENTITY)
     assert (given.token_file, given.inline) == ("/own", InlineCredentials())
     for section in (KubeletSection(), KubeletSection(endpoint=EndpointSection.HTTP)):
-        peer = kubelet_peer(section, config, IDENTITY)
-        assert peer is not None
+        peer = peer_of(section, config, IDENTITY)
         assert (peer.url, peer.credentials) == ("http://127.0.0.1:10255", "no credentials")
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.errors import InputError
-from reconciler.config.imported import fitting, imported, lines
-from reconciler.config.load import load, value_at
+from reconciler.config.imported import Imported, fitting, imported, lines
+from reconciler.config.load import Loaded, load, value_at
 from reconciler.config.mapping import KATALYST, KOORDINATOR, VOLCANO, Source
 from reconciler.config.model import Config
 from reconciler.settings.binder import Text
@@ -21,6 +21,11 @@ FILE = "/x/config.yaml"
 
 def config_map(**data: object) -> dict[str, object]:
     return {"kind": "ConfigMap", "data": {name.replace("_", "-"): json.dumps(item) for name, item in data.items()}}
+
+
+def read_back(found: Imported) -> Loaded:
+    """What is printed, as it is read from a file."""
+    return load(FILE, edited=Text(FILE, "\n".join(lines(found.settings))))
 
 
 def nested(path: str, value: object) -> dict[str, Any]:
@@ -61,7 +66,7 @@ def test_each_value_is_taken_or_named(source: Source, path: str) -> None:
         assert found.source == source.name
         assert len(found.settings) + len(found.left) == 1
         kept = fitting(found)
-        loaded = load(FILE, edited=Text(FILE, "\n".join(lines(kept.settings))))
+        loaded = read_back(kept)
         taken += len(kept.settings)
         assert {item.setting for item in kept.settings} <= loaded.origins.keys()
         assert all(path in text for text in kept.left)
@@ -78,7 +83,7 @@ def test_the_values_are_theirs() -> None:
         cpu_burst_config={"clusterStrategy": {"policy": "cpuBurstOnly", "cfsQuotaBurstPercent": 250}},
     )
     found = fitting(imported(document))
-    config = load(FILE, edited=Text(FILE, "\n".join(lines(found.settings)))).config
+    config = read_back(found).config
     assert value_at(config, "policies.reclaimed.budget.limit_percent") == 60
     assert value_at(config, "policies.reclaimed.form") == "quota"
     assert value_at(config, "policies.quota_burst.enabled") is False
@@ -247,6 +252,5 @@ def test_any_object_ends_in_a_valid_configuration(value: object) -> None:
         found = fitting(imported(document))
     except InputError:
         return
-    text = "\n".join(lines(found.settings))
-    load(FILE, edited=Text(FILE, text))
+    read_back(found)
     assert all(item.isprintable() for item in found.left)

@@ -96,17 +96,23 @@ def test_without_zone_data_one_message_names_what_is_missing() -> None:
     check_when("daily 09:00-20:00 UTC")
 
 
-def test_without_a_zone_the_nodes_applies(tmp_path: Path) -> None:
-    assert zone_of(None, str(tmp_path)) is UTC
+@pytest.fixture
+def link(tmp_path: Path) -> Path:
+    """Where a node has its zone; there is none yet."""
     (tmp_path / "etc").mkdir()
-    (tmp_path / "etc/localtime").write_bytes(data_of("Asia/Kathmandu"))
+    return tmp_path / "etc/localtime"
+
+
+def test_without_a_zone_the_nodes_applies(tmp_path: Path, link: Path) -> None:
+    assert zone_of(None, str(tmp_path)) is UTC
+    link.write_bytes(data_of("Asia/Kathmandu"))
     zone = zone_of(None, str(tmp_path))
     assert datetime(2026, 1, 1, tzinfo=zone).isoformat() == "2026-01-01T00:00:00+05:45"
-    (tmp_path / "etc/localtime").write_bytes(b"TZif, or not")
+    link.write_bytes(b"TZif, or not")
     with pytest.raises(ValueError, match=r"the node's zone .* is not zone data"):
         zone_of(None, str(tmp_path))
-    (tmp_path / "etc/localtime").unlink()
-    os.mkfifo(tmp_path / "etc/localtime")
+    link.unlink()
+    os.mkfifo(link)
     with pytest.raises(ValueError, match=r"the node's zone .* cannot be read"):
         zone_of(None, str(tmp_path))
 
@@ -122,11 +128,10 @@ def test_without_a_zone_the_nodes_applies(tmp_path: Path) -> None:
     ],
 )
 def test_garbled_zone_data_is_an_error_and_read_to_its_end_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, garble: Callable[[bytes], bytes]
+    tmp_path: Path, link: Path, monkeypatch: pytest.MonkeyPatch, garble: Callable[[bytes], bytes]
 ) -> None:
     content = garble(data_of("Europe/Berlin"))
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "etc/localtime").write_bytes(content)
+    link.write_bytes(content)
     with pytest.raises(ValueError, match=r"the node's zone .* is not zone data"):
         zone_of(None, str(tmp_path))
     monkeypatch.setattr(zoneinfo, "TZPATH", (str(tmp_path),))
@@ -135,14 +140,11 @@ def test_garbled_zone_data_is_an_error_and_read_to_its_end_only(
         zone_of("Berlin")
 
 
-def test_an_offset_that_no_clock_has_is_an_error_before_any_window_uses_it(tmp_path: Path) -> None:
+def test_an_offset_that_no_clock_has_is_an_error_before_any_window_uses_it(tmp_path: Path, link: Path) -> None:
     """It is in a type of local time of the second block."""
     whole = data_of("Asia/Kathmandu")
-    (tmp_path / "etc").mkdir()
     offset = struct.pack(">i", 20_700)
-    (tmp_path / "etc/localtime").write_bytes(
-        whole[: whole.rindex(b"\n", 0, -1)].replace(offset, struct.pack(">i", 900_000)) + b"\n\n"
-    )
+    link.write_bytes(whole[: whole.rindex(b"\n", 0, -1)].replace(offset, struct.pack(">i", 900_000)) + b"\n\n")
     with pytest.raises(ValueError, match="is not zone data"):
         zone_of(None, str(tmp_path))
 
@@ -156,16 +158,15 @@ def test_an_offset_that_no_clock_has_is_an_error_before_any_window_uses_it(tmp_p
         ("/etc/timezone", None),
     ],
 )
-def test_the_name_of_the_nodes_zone_is_that_of_its_link(tmp_path: Path, target: str, name: str | None) -> None:
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "etc/localtime").symlink_to(target)
+def test_the_name_of_the_nodes_zone_is_that_of_its_link(
+    tmp_path: Path, link: Path, target: str, name: str | None
+) -> None:
+    link.symlink_to(target)
     assert local_name(str(tmp_path)) == name
 
 
-def test_a_link_below_a_root_names_a_file_of_that_node(tmp_path: Path) -> None:
+def test_a_link_below_a_root_names_a_file_of_that_node(tmp_path: Path, link: Path) -> None:
     """As most systems have it: this process would follow it to its own zone data."""
-    (tmp_path / "etc").mkdir()
-    link = tmp_path / "etc/localtime"
     link.symlink_to("/usr/share/zoneinfo/Europe/Paris")
     # Its zone data is not below the root: the zone is known by its name.
     winter = datetime(2026, 1, 1)  # noqa: DTZ001 - a clock's time, in each zone
@@ -207,8 +208,7 @@ def epoch(text: str) -> int:
 
 def shown_within(window: ZonedTime, at: int) -> bool:
     """By what a clock in the zone shows, as text."""
-    shown = datetime.fromtimestamp(at, window.zone)
-    day, time = shown.strftime("%w"), shown.strftime("%H:%M")
+    day, time = f"{datetime.fromtimestamp(at, window.zone):%w %H:%M}".split()
     number = (int(day) - 1) % 7
     begin, end = (f"{minute // 60:02}:{minute % 60:02}" for minute in (window.time.begin, window.time.end))
     if window.time.end > window.time.begin:

@@ -1,7 +1,7 @@
 """Frames in, judgements out: rules find, the ladder acts, and a recording gives the same judgements again."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ from reconciler.interference.recording import HEAD, RecordingWriter
 from reconciler.responses.config import LadderConfig
 from reconciler.settings.binder import Text, bind
 from reconciler.signals.catalog import NODE_AND_POOLS
-from state.evidence import NODE, ContendedResource, PodSnapshot, Sample, SampleFrame, Verdict
+from state.evidence import NODE, ContendedResource, PodSnapshot, RuleVerdict, Sample, SampleFrame, Verdict
 from state.measures import Response, Restrictions
 from state.model import PodClass
 from tests.fakes.constants import varied
@@ -88,8 +88,16 @@ def config(**rules: RuleConfig) -> InterferenceConfig:
     )
 
 
-def judged(brain: InterferenceEngine, scene: Iterator[SampleFrame]) -> list[Evaluation]:
+def judged(brain: InterferenceEngine, scene: Iterable[SampleFrame]) -> list[Evaluation]:
     return [brain.evaluate_now(sample_frame) for sample_frame in scene]
+
+
+def begun(judgements: list[Evaluation]) -> list[RuleVerdict]:
+    return [finding for evaluation in judgements for finding in evaluation.begun]
+
+
+def ended(judgements: list[Evaluation]) -> list[RuleVerdict]:
+    return [finding for evaluation in judgements for finding in evaluation.over]
 
 
 def words(judgements: list[Evaluation]) -> list[str]:
@@ -99,8 +107,8 @@ def words(judgements: list[Evaluation]) -> list[str]:
 def test_a_hog_is_found_named_and_squeezed() -> None:
     brain = InterferenceEngine(config(cpu=ENFORCED))
     judgements = judged(brain, trouble())
-    (begun,) = [finding for evaluation in judgements for finding in evaluation.begun]
-    assert (begun.rule, begun.title, begun.suspects[0].title) == ("cpu", "ns/web", "ns/hog")
+    (found,) = begun(judgements)
+    assert (found.rule, found.title, found.suspects[0].title) == ("cpu", "ns/web", "ns/hog")
     squeeze_limits = [evaluation.measures.squeezed for evaluation in judgements if evaluation.measures.squeezed]
     assert set(squeeze_limits[0]) == {"hog"}
     assert words(judgements)[0].startswith("applied: hold: BE budget at most ")
@@ -117,7 +125,7 @@ def test_well_again_it_is_over_and_everything_is_given_back() -> None:
     )
     judged(brain, trouble())
     calm = judged(brain, (frame(90 + second, hog_milli=300.0, wait=0.5) for second in range(120)))
-    assert [finding.title for evaluation in calm for finding in evaluation.over] == ["ns/web"]
+    assert [finding.title for finding in ended(calm)] == ["ns/web"]
     assert calm[-1].measures == Restrictions()
     assert {finding.verdict for finding in calm[-1].findings if finding.rule == "cpu"} == {Verdict.OK}
 
@@ -134,7 +142,7 @@ def test_numbers_are_told_of_everyone_but_who_is_well_and_was_before() -> None:
         assert bool(finding.evidence) is not quiet
         before, silent = finding.verdict, silent + quiet
     assert silent > 50
-    (over,) = [finding for evaluation in judgements for finding in evaluation.over]
+    (over,) = ended(judgements)
     assert over.evidence[0].startswith("waits for a CPU 0.5 % of the time")
 
 
@@ -167,34 +175,26 @@ def test_its_own_quota_is_nobodys_fault() -> None:
         for second in range(90)
     )
     judgements = judged(brain, own)
-    assert not [finding for evaluation in judgements for finding in evaluation.begun]
+    assert not begun(judgements)
     assert judgements[-1].measures == Restrictions()
 
 
 def test_whom_no_pod_can_have_disturbed_is_no_victim_of_one() -> None:
-    alone = (
+    alone = [
         replace(
             sample_frame,
             pods={"web": PODS["web"]},
             samples={key: sample_frame.samples[key] for key in (NODE, "pod:web")},
         )
         for sample_frame in trouble()
-    )
+    ]
     judgements = judged(InterferenceEngine(config(cpu=ENFORCED)), alone)
-    assert not [finding for evaluation in judgements for finding in evaluation.begun]
+    assert not begun(judgements)
     (last,) = [finding for finding in judgements[-1].findings if finding.rule == "cpu"]
     assert last.verdict is Verdict.SUSPECT
     assert last.evidence[-1] == "no suspect found"
     rule_config = RuleConfig(dry_run=False, needs_suspect=False)
-    alone = (
-        replace(
-            sample_frame,
-            pods={"web": PODS["web"]},
-            samples={key: sample_frame.samples[key] for key in (NODE, "pod:web")},
-        )
-        for sample_frame in trouble()
-    )
-    assert [evaluation for evaluation in judged(InterferenceEngine(config(cpu=rule_config)), alone) if evaluation.begun]
+    assert begun(judged(InterferenceEngine(config(cpu=rule_config)), alone))
 
 
 def test_who_used_far_less_than_the_victim_lacks_is_not_why() -> None:
@@ -211,7 +211,7 @@ def test_who_used_far_less_than_the_victim_lacks_is_not_why() -> None:
         for sample_frame in busy
     )
     judgements = judged(InterferenceEngine(config(cpu=ENFORCED)), strong)
-    assert not [finding for evaluation in judgements for finding in evaluation.begun]
+    assert not begun(judgements)
 
 
 @pytest.mark.parametrize(("own", "found"), [(1e6, True), (5e9, False)])
@@ -237,21 +237,16 @@ def test_who_moves_far_less_than_the_victim_itself_is_not_why_its_disk_is_slow(o
         )
 
     judgements = judged(InterferenceEngine(config(io=ENFORCED)), (disk(second) for second in range(90)))
-    assert [verdict.rule for judgement in judgements for verdict in judgement.begun] == (["io"] if found else [])
+    assert [verdict.rule for verdict in begun(judgements)] == (["io"] if found else [])
 
 
-def test_shadow_is_the_default_and_touches_nothing() -> None:
-    brain = InterferenceEngine(config())
-    judgements = judged(brain, trouble())
-    assert [finding.rule for evaluation in judgements for finding in evaluation.begun] == ["cpu"]
-    assert any(change.shadow for evaluation in judgements for change in evaluation.changes)
-    assert all(evaluation.measures == Restrictions() for evaluation in judgements)
-
-
-def test_on_a_node_that_only_observes_every_rule_is_in_shadow() -> None:
-    brain = InterferenceEngine(config(cpu=ENFORCED))
-    judgements = judged(brain, (replace(sample_frame, enforce=False) for sample_frame in trouble()))
-    assert [finding.rule for evaluation in judgements for finding in evaluation.begun] == ["cpu"]
+@pytest.mark.parametrize(("rules", "enforce"), [({}, True), ({"cpu": ENFORCED}, False)])
+def test_shadow_is_the_default_and_what_every_rule_has_on_a_node_that_only_observes(
+    rules: dict[str, RuleConfig], enforce: bool
+) -> None:
+    brain = InterferenceEngine(config(**rules))
+    judgements = judged(brain, (replace(sample_frame, enforce=enforce) for sample_frame in trouble()))
+    assert [finding.rule for finding in begun(judgements)] == ["cpu"]
     assert any(change.shadow for evaluation in judgements for change in evaluation.changes)
     assert all(evaluation.measures == Restrictions() for evaluation in judgements)
     assert brain.ladder.useless == {}
@@ -260,7 +255,7 @@ def test_on_a_node_that_only_observes_every_rule_is_in_shadow() -> None:
 def test_nothing_is_done_before_there_is_a_past() -> None:
     brain = InterferenceEngine(varied(config(cpu=ENFORCED), settle_s=80))
     judgements = judged(brain, trouble())
-    assert [evaluation for evaluation in judgements if evaluation.begun]
+    assert begun(judgements)
     assert not [evaluation for evaluation in judgements if evaluation.changes and evaluation.at_s < 1080]
 
 
@@ -347,14 +342,14 @@ def both(entry: DetectorEntry) -> RuleConfig:
 def test_in_a_group_all_must_agree() -> None:
     busy = DetectorEntry(threshold=ThresholdConfig(signal="cpu.use", above=10_000.0))
     brain = InterferenceEngine(config(mine=both(busy), cpu=RuleConfig(enabled=False)))
-    assert not [evaluation for evaluation in judged(brain, trouble()) if evaluation.begun]
+    assert not begun(judged(brain, trouble()))
 
 
 def test_between_groups_one_is_enough_and_one_that_cannot_answer_takes_no_part() -> None:
     missing = DetectorEntry(threshold=ThresholdConfig(signal="service.latency", above=10.0))
     rule = RuleConfig(dry_run=False, when=((missing,), (DetectorEntry(run_queue=RunQueueConfig()),)))
     judgements = judged(InterferenceEngine(config(mine=rule, cpu=RuleConfig(enabled=False))), trouble())
-    assert [finding.rule for evaluation in judgements for finding in evaluation.begun] == ["mine"]
+    assert [finding.rule for finding in begun(judgements)] == ["mine"]
     alone = InterferenceEngine(config(mine=RuleConfig(when=((missing,),)), cpu=RuleConfig(enabled=False)))
     verdicts = {finding.verdict for finding in judged(alone, trouble())[-1].findings if finding.rule == "mine"}
     assert verdicts == {Verdict.UNKNOWN}
@@ -374,11 +369,11 @@ def test_what_one_group_found_is_not_over_because_another_is_well_while_the_firs
     assert evaluations[-1].findings[0].verdict is Verdict.INTERFERED
     blind = judged(brain, (slow(60 + second, None, 0.5) for second in range(300)))
     assert {evaluation.findings[0].verdict for evaluation in blind[60:]} == {Verdict.UNKNOWN}
-    assert not [finding for evaluation in blind for finding in evaluation.over]
+    assert not ended(blind)
     assert "service.latency" in blind[-1].findings[0].evidence[0]
     assert blind[-1].measures != Restrictions(), "nothing is given back"
     well = judged(brain, (slow(360 + second, 20.0, 0.5) for second in range(60)))
-    assert [finding.title for evaluation in well for finding in evaluation.over] == ["ns/web"]
+    assert [finding.title for finding in ended(well)] == ["ns/web"]
 
 
 def test_a_group_that_never_found_anything_may_be_blind() -> None:
@@ -386,12 +381,8 @@ def test_a_group_that_never_found_anything_may_be_blind() -> None:
     rule = RuleConfig(dry_run=False, when=((late,), (DetectorEntry(run_queue=RunQueueConfig()),)))
     brain = InterferenceEngine(config(mine=rule, **{name: RuleConfig(enabled=False) for name in SHIPPED}))
     evaluations = judged(brain, trouble())
-    assert [evaluation for evaluation in evaluations if evaluation.begun]
-    assert [
-        evaluation
-        for evaluation in judged(brain, (slow(90 + second, None, 0.5) for second in range(60)))
-        if evaluation.over
-    ]
+    assert begun(evaluations)
+    assert ended(judged(brain, (slow(90 + second, None, 0.5) for second in range(60))))
 
 
 def test_who_is_watched_can_be_chosen() -> None:
@@ -424,10 +415,7 @@ def test_a_recording_gives_the_same_judgements() -> None:
     file.seek(0)
     back = list(frames(file, "x.rec"))
     assert back == scene
-    live, again = (
-        judged(InterferenceEngine(config(cpu=ENFORCED)), iter(scene)),
-        judged(InterferenceEngine(config(cpu=ENFORCED)), iter(back)),
-    )
+    live, again = (judged(InterferenceEngine(config(cpu=ENFORCED)), items) for items in (scene, back))
     assert live == again
 
 
@@ -471,33 +459,16 @@ def test_what_was_learned_is_kept_while_its_rule_is_off_and_forgotten_when_that_
 def test_whom_a_shadow_wants_gone_is_told_apart_from_who_is_to_go() -> None:
     responses = (Response.EVICT,)
     rules = {"cpu": RuleConfig(dry_run=False, responses=responses)}
-    wanted = [
-        [
-            (len(evaluation.named), len(evaluation.would))
-            for evaluation in judged(InterferenceEngine(config(**rules)), trouble())
-            if evaluation.changes
-        ]
-    ]
-    wanted.append(
-        [
-            (len(evaluation.named), len(evaluation.would))
-            for evaluation in judged(
-                InterferenceEngine(config(**rules)),
-                (replace(sample_frame, enforce=False) for sample_frame in trouble()),
-            )
-            if evaluation.changes
-        ]
-    )
-    wanted.append(
-        [
-            (len(evaluation.named), len(evaluation.would))
-            for evaluation in judged(InterferenceEngine(config(**rules), evicts=False), trouble())
-            if evaluation.named
-        ]
-    )
-    assert [pairs[0] for pairs in wanted] == [(1, 0), (0, 1), (1, 0)], (
-        "a dry run of evictions decides as a real one would"
-    )
+
+    def first(*, enforce: bool = True, evicts: bool = True) -> tuple[int, int]:
+        """How many pods the first frame names that changes anything, or names any."""
+        scene = (replace(sample_frame, enforce=enforce) for sample_frame in trouble())
+        judgements = judged(InterferenceEngine(config(**rules), evicts=evicts), scene)
+        changed = next(item for item in judgements if (item.changes if evicts else item.named))
+        return len(changed.named), len(changed.would)
+
+    assert (first(), first(enforce=False)) == ((1, 0), (0, 1))
+    assert first(evicts=False) == (1, 0), "a dry run of evictions decides as a real one would"
 
 
 def test_what_was_useless_is_remembered_over_a_restart() -> None:

@@ -1,8 +1,9 @@
 """The observer in the agent: signals become a judgement and settings, evictions are ordered, alerts are sent."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from reconciler.policies.capacity import CapacityConfig
 from reconciler.responses.config import FreezeConfig, LadderConfig
 from reconciler.responses.eviction.config import EvictionConfig, LimitsConfig
 from reconciler.responses.eviction.exemptions import ExemptionsConfig
+from reconciler.runtime.counters import InterferenceCounters
 from reconciler.runtime.notefile import EMPTY_DIRS
 from reconciler.runtime.workqueue import NODE as NODE_KEY
 from reconciler.runtime.workqueue import TICK, DirtyBatch
@@ -130,6 +132,22 @@ class Stage:
         self.script.bad = True
         await self.seconds(seconds)
 
+    @property
+    def measures(self) -> Restrictions:
+        """What is asked of the plan."""
+        return self.agent.control.inventory.readings.measures
+
+    def closed(self) -> ClosedNode | None:
+        return self.measures.closed
+
+    def shown(self) -> tuple[Mapping[str, Any], InterferenceCounters | None]:
+        """The section of the state document, and the numbers for the metrics."""
+        service = self.agent.interference
+        service.observer = self.observer
+        shown = service.status(), service.numbers()
+        service.observer = None
+        return shown
+
     def quota(self) -> str:
         path = f"{self.live.root}/sys/fs/cgroup/cpu{group(BATCH)}/{container_id(BATCH)}"
         return self.live.kernel.read(path, "cpu.cfs_quota_us").strip()
@@ -159,11 +177,17 @@ def configured(live: LiveNode, *responses: Response, eviction: bool = False) -> 
     )
 
 
-@contextmanager
-def stage(live: LiveNode, config: Config) -> Iterator[Stage]:
+@asynccontextmanager
+async def stage(live: LiveNode, config: Config) -> AsyncIterator[Stage]:
+    """After the first look; the pods' labels are taken for known."""
     with live.agent(config) as agent:
         agent.sources.metadata.set_manifests({})
-        yield Stage(agent, live)
+        scene = Stage(agent, live)
+        await live.look(agent)
+        pods = agent.control.inventory.pods
+        for uid, pod in pods.items():
+            pods[uid] = replace(pod, classification=replace(pod.classification, certain=True))
+        yield scene
 
 
 def still_told(scene: Stage) -> list[str]:
@@ -174,14 +198,6 @@ def still_told(scene: Stage) -> list[str]:
     return [alert.key for alert in last.values() if alert.kind.lasts and not alert.has_ended]
 
 
-async def certain(scene: Stage) -> None:
-    """The first look, after which the pods' labels are taken for known."""
-    await scene.live.look(scene.agent)
-    knowledge = scene.agent.control.inventory
-    for uid, pod in knowledge.pods.items():
-        knowledge.pods[uid] = replace(pod, classification=replace(pod.classification, certain=True))
-
-
 @pytest.mark.parametrize("volume", [True, False])
 async def test_a_pod_whose_capacity_file_is_written_has_notice_before_it_is_squeezed(
     live: LiveNode, *, volume: bool
@@ -189,8 +205,7 @@ async def test_a_pod_whose_capacity_file_is_written_has_notice_before_it_is_sque
     config = configured(live)
     capacity = varied(CapacityConfig(enabled=True), notice_s=3.0)
     config = replace(config, policies=replace(config.policies, capacity=capacity))
-    with stage(live, config) as scene:
-        await certain(scene)
+    async with stage(live, config) as scene:
         knowledge = scene.agent.control.inventory
         knowledge.pods[BATCH] = replace(knowledge.pods[BATCH], annotations={"bypassd/capacity": "volume:v"})
         await scene.agent.control.reconciler.reconcile(DirtyBatch(frozenset({TICK}), ()))
@@ -206,8 +221,8 @@ async def test_a_pod_whose_capacity_file_is_written_has_notice_before_it_is_sque
         seen = []
         for _ in range(20):
             await scene.seconds(1)
-            seen.append(knowledge.readings.measures)
-            if knowledge.readings.measures.squeezed:
+            seen.append(scene.measures)
+            if scene.measures.squeezed:
                 break
         told = [measures.announced[BATCH] for measures in seen if measures.announced]
         if not volume:
@@ -220,23 +235,22 @@ async def test_a_pod_whose_capacity_file_is_written_has_notice_before_it_is_sque
 
 
 async def test_a_suspect_is_squeezed_in_the_kernel_and_let_go_when_the_victim_is_well(live: LiveNode) -> None:
-    with stage(live, configured(live)) as scene:
-        await certain(scene)
+    async with stage(live, configured(live)) as scene:
         await scene.seconds(20)
         before = scene.quota()
         scene.script.bad = True
         for _ in range(15):
             await scene.seconds(1)
-            if scene.agent.control.inventory.readings.measures.squeezed:
+            if scene.measures.squeezed:
                 break
-        milli = scene.agent.control.inventory.readings.measures.squeezed[BATCH].cpu_milli
+        milli = scene.measures.squeezed[BATCH].cpu_milli
         assert milli is not None
         assert 1100 <= milli < 1500, "what it uses less what the victim lacked in the last windows"
         await scene.agent.control.reconciler.reconcile(scene.agent.hub.changed.take_nowait())
         assert int(scene.quota()) == 100 * milli
         scene.script.bad = False
         await scene.seconds(60)
-        assert scene.agent.control.inventory.readings.measures == Restrictions()
+        assert scene.measures == Restrictions()
         await scene.agent.control.reconciler.reconcile(scene.agent.hub.changed.take_nowait())
         assert scene.quota() == before
     kinds = [(alert.kind, alert.resolved) for alert in scene.told]
@@ -248,24 +262,21 @@ async def test_a_suspect_is_squeezed_in_the_kernel_and_let_go_when_the_victim_is
 
 
 async def test_observing_nothing_is_asked_of_the_plan_but_all_of_it_is_told(live: LiveNode) -> None:
-    with stage(live, replace(configured(live), mode=AgentMode.OBSERVE)) as scene:
-        await certain(scene)
+    async with stage(live, replace(configured(live), mode=AgentMode.OBSERVE)) as scene:
         await scene.harmed(20)
-        assert scene.agent.control.inventory.readings.measures == Restrictions()
+        assert scene.measures == Restrictions()
         assert any("would do: squeeze ci/batch-7" in alert.summary for alert in scene.told)
 
 
 async def test_a_held_pod_is_nobodys_to_squeeze(live: LiveNode) -> None:
-    with stage(live, configured(live)) as scene:
-        await certain(scene)
+    async with stage(live, configured(live)) as scene:
         await scene.agent.record.holds.put(Hold(target=f"pod:{BATCH}", reason="mine", by="ana"))
         await scene.harmed(20)
-        assert scene.agent.control.inventory.readings.measures == Restrictions()
+        assert scene.measures == Restrictions()
 
 
 async def test_facts_that_have_not_changed_are_the_same_and_those_that_have_are_told_at_once(live: LiveNode) -> None:
-    with stage(live, configured(live)) as scene:
-        await certain(scene)
+    async with stage(live, configured(live)) as scene:
 
         async def facts() -> Mapping[str, PodSnapshot]:
             await scene.seconds(1)
@@ -290,21 +301,15 @@ async def test_facts_that_have_not_changed_are_the_same_and_those_that_have_are_
         assert BATCH not in await facts()
 
 
-async def test_the_last_step_is_an_order_with_everything_that_led_to_it(live: LiveNode) -> None:
-    with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
-        await certain(scene)
+async def test_the_last_step_is_an_order_with_everything_that_led_to_it_and_withdrawn_when_its_reason_is_gone(
+    live: LiveNode,
+) -> None:
+    async with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
         await scene.harmed(20)
         (order,) = scene.orders.submitted
         assert (order.uid, order.title) == (BATCH, "ci/batch-7")
         assert "victim shop/web-0" in order.evidence
         assert any("ci/batch-7" in line for line in order.ranking)
-
-
-async def test_an_order_whose_reason_is_gone_is_withdrawn(live: LiveNode) -> None:
-    with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
-        await certain(scene)
-        await scene.harmed(20)
-        (order,) = scene.orders.submitted
         assert scene.orders.withdrawn == {}
         scene.script.bad = False
         await scene.seconds(60)
@@ -313,8 +318,7 @@ async def test_an_order_whose_reason_is_gone_is_withdrawn(live: LiveNode) -> Non
 
 @pytest.mark.parametrize("inside", ["", f"/{container_id(BATCH)}"])
 async def test_a_hold_on_a_pods_directory_is_one_on_the_pod(live: LiveNode, inside: str) -> None:
-    with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
-        await certain(scene)
+    async with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
         await scene.harmed(20)
         (order,) = scene.orders.submitted
         watching = scene.agent.interference
@@ -330,8 +334,7 @@ async def test_a_hold_on_a_pods_directory_is_one_on_the_pod(live: LiveNode, insi
 async def test_an_eviction_that_is_refused_says_nothing_and_one_under_way_is_judged(
     live: LiveNode, step: EvictionStep, useless: int
 ) -> None:
-    with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
-        await certain(scene)
+    async with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
         await scene.harmed(15)
         scene.orders.step = step
         await scene.seconds(100)
@@ -344,8 +347,7 @@ async def test_an_eviction_that_is_refused_says_nothing_and_one_under_way_is_jud
 
 async def test_where_evictions_are_a_dry_run_nobody_is_asked_and_whom_it_would_evict_is_told(live: LiveNode) -> None:
     config = configured(live, Response.EVICT, eviction=True)
-    with stage(live, replace(config, eviction=replace(config.eviction, dry_run=True))) as scene:
-        await certain(scene)
+    async with stage(live, replace(config, eviction=replace(config.eviction, dry_run=True))) as scene:
         await scene.harmed(20)
         assert [order.title for order in scene.observer.decision.would] == ["ci/batch-7"]
         await scene.seconds(100)
@@ -356,18 +358,16 @@ async def test_where_evictions_are_a_dry_run_nobody_is_asked_and_whom_it_would_e
 
 
 async def test_a_pod_that_is_being_ended_is_not_frozen(live: LiveNode) -> None:
-    with stage(live, configured(live, Response.FREEZE)) as scene:
-        await certain(scene)
+    async with stage(live, configured(live, Response.FREEZE)) as scene:
         await scene.harmed(10)
-        assert scene.agent.control.inventory.readings.measures.frozen.keys() == {BATCH}
+        assert scene.measures.frozen.keys() == {BATCH}
         scene.orders.leaving = frozenset((BATCH,))
         await scene.seconds(1)
-        assert scene.agent.control.inventory.readings.measures.frozen == {}
+        assert scene.measures.frozen == {}
 
 
 async def test_what_was_learned_is_there_after_a_restart_and_damage_is_no_reason_not_to_start(live: LiveNode) -> None:
-    with stage(live, configured(live)) as scene:
-        await certain(scene)
+    async with stage(live, configured(live)) as scene:
         await scene.harmed(120)
         assert scene.observer.engine.ladder.useless, "the script does not heed the quota"
         again = scene.another()
@@ -378,27 +378,25 @@ async def test_what_was_learned_is_there_after_a_restart_and_damage_is_no_reason
 
 
 async def test_stopped_it_takes_back_what_it_asked_for_and_gives_back_what_it_holds(live: LiveNode) -> None:
-    with stage(live, configured(live)) as scene:
-        await certain(scene)
+    async with stage(live, configured(live)) as scene:
         await scene.harmed(10)
-        assert scene.agent.control.inventory.readings.measures.squeezed
+        assert scene.measures.squeezed
         async with trio.open_nursery() as nursery:
             await nursery.start(scene.observer.run)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-        assert scene.agent.control.inventory.readings.measures == Restrictions()
+        assert scene.measures == Restrictions()
         assert scene.script.closed == 1
         assert still_told(scene) == []
 
 
 async def test_a_restore_takes_back_all_of_it_until_the_configuration_is_read_again(live: LiveNode) -> None:
-    with stage(live, configured(live)) as scene:
-        await certain(scene)
+    async with stage(live, configured(live)) as scene:
         await scene.harmed(10)
         scene.agent.interference.observer = scene.observer
-        assert scene.agent.control.inventory.readings.measures.squeezed
+        assert scene.measures.squeezed
         await scene.agent.commands.restore()
-        assert scene.agent.control.inventory.readings.measures == Restrictions()
+        assert scene.measures == Restrictions()
         assert scene.script.closed == 1
         assert scene.observer.engine.ladder.climbs == {}
         assert still_told(scene) == []
@@ -415,49 +413,36 @@ async def test_a_restore_takes_back_all_of_it_until_the_configuration_is_read_ag
 
 
 async def test_the_document_shows_victim_evidence_suspects_and_steps(live: LiveNode) -> None:
-    with stage(live, configured(live)) as scene:
-        await certain(scene)
+    async with stage(live, configured(live)) as scene:
         await scene.harmed(10)
-        scene.agent.interference.observer = scene.observer
-        fields = scene.agent.interference.status()
-        numbers = scene.agent.interference.numbers()
-        scene.agent.interference.observer = None
+        fields, numbers = scene.shown()
     assert msgspec.json.encode(fields)
-    (finding,) = [entry for entry in fields["findings"] if entry["verdict"] == "interfered"]  # type: ignore[attr-defined]
+    (finding,) = [entry for entry in fields["findings"] if entry["verdict"] == "interfered"]
     assert finding["suspects"][0]["title"] == "ci/batch-7"
-    assert fields["ladder"][0]["steps"][0]["words"].startswith("squeeze ci/batch-7")  # type: ignore[index]
-    assert fields["signals"]["problems"] == {"cpi": "no PMU here"}  # type: ignore[index]
+    assert fields["ladder"][0]["steps"][0]["words"].startswith("squeeze ci/batch-7")
+    assert fields["signals"]["problems"] == {"cpi": "no PMU here"}
     assert numbers is not None
     assert numbers.verdicts["cpu", "interfered"] == 1
     assert numbers.steps == {"squeeze": 1}
 
 
-def closed_of(scene: Stage) -> ClosedNode | None:
-    return scene.agent.control.inventory.readings.measures.closed
-
-
-def plan_of(scene: Stage) -> ClosedNode | None:
-    plan = scene.agent.control.reconciler.plan
-    return None if plan is None else plan.closed
-
-
 async def test_the_node_is_closed_by_an_enforced_step_and_opened_late_and_both_are_reported(live: LiveNode) -> None:
-    with stage(live, configured(live, Response.CLOSE)) as scene:
-        await certain(scene)
+    async with stage(live, configured(live, Response.CLOSE)) as scene:
         await scene.seconds(10)
-        assert closed_of(scene) is None
+        assert scene.closed() is None
         await scene.harmed(30)
-        closed = closed_of(scene)
+        closed = scene.closed()
         assert closed is not None
         assert closed.reason == "victim shop/web-0 (cpu)"
         await scene.agent.control.reconciler.reconcile(DirtyBatch(frozenset({TICK, NODE_KEY}), ()))
-        assert plan_of(scene) == closed
+        assert scene.agent.control.reconciler.plan is not None
+        assert scene.agent.control.reconciler.plan.closed == closed
         assert scene.agent.headroom.status()["closed"] is True
         scene.script.bad = False
         await scene.seconds(60)
-        assert closed_of(scene) is not None
+        assert scene.closed() is not None
         await scene.seconds(120)
-        assert closed_of(scene) is None
+        assert scene.closed() is None
         alerts = [alert for alert in scene.told if alert.kind in {AlertKind.CLOSED, AlertKind.OPENED}]
         assert [(alert.kind, alert.key, alert.has_ended) for alert in alerts] == [
             (AlertKind.CLOSED, "node", False),
@@ -468,10 +453,9 @@ async def test_the_node_is_closed_by_an_enforced_step_and_opened_late_and_both_a
 @pytest.mark.parametrize("how", ["off", "restore", "configuration", "dry run", "stop"])
 async def test_a_closed_node_is_opened_by_a_person_at_once(live: LiveNode, how: str) -> None:
     config = configured(live, Response.CLOSE)
-    with stage(live, config) as scene:
-        await certain(scene)
+    async with stage(live, config) as scene:
         await scene.harmed(40)
-        assert closed_of(scene) is not None
+        assert scene.closed() is not None
         match how:
             case "off":
                 await scene.agent.commands.off(OffRequest(pod_uid="node", reason="test", by="me", seconds=60))
@@ -488,32 +472,30 @@ async def test_a_closed_node_is_opened_by_a_person_at_once(live: LiveNode, how: 
             case _:
                 with trio.move_on_after(0.1):
                     await scene.observer.run()
-        assert closed_of(scene) is None
+        assert scene.closed() is None
         assert AlertKind.OPENED in {alert.kind for alert in scene.told}
 
 
 @pytest.mark.parametrize("how", ["the component", "the daemon"])
 async def test_a_node_that_is_closed_again_after_a_start_keeps_its_latest_end(live: LiveNode, how: str) -> None:
-    with stage(live, configured(live, Response.CLOSE)) as scene:
-        await certain(scene)
+    async with stage(live, configured(live, Response.CLOSE)) as scene:
         await scene.harmed(40)
-        before = closed_of(scene)
+        before = scene.closed()
         assert before is not None
         with trio.move_on_after(0.1):
             await scene.observer.run()
-        assert closed_of(scene) is None
+        assert scene.closed() is None
         if how == "the daemon":
             scene.observer = scene.another()
         await scene.seconds(60)
-        after = closed_of(scene)
+        after = scene.closed()
         assert after is not None
         assert after.until_s == pytest.approx(before.until_s, abs=1.0)
 
 
 async def test_nothing_is_closed_in_observe_mode(live: LiveNode) -> None:
     config = replace(configured(live, Response.CLOSE), mode=AgentMode.OBSERVE)
-    with stage(live, config) as scene:
-        await certain(scene)
+    async with stage(live, config) as scene:
         await scene.harmed(60)
-        assert closed_of(scene) is None
+        assert scene.closed() is None
         assert AlertKind.CLOSED not in {alert.kind for alert in scene.told}

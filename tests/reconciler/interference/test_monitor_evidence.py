@@ -16,7 +16,7 @@ from reconciler.responses.promotion import DAY_S, EvidenceMemory, RuleRecord
 from state.measures import Restrictions
 from tests.fakes.constants import varied
 from tests.fakes.livenode import LiveNode
-from tests.reconciler.interference.test_monitor import Stage, certain, configured, stage
+from tests.reconciler.interference.test_monitor import Stage, configured, stage
 
 ENFORCING = RuleRecord(enforcing=True)
 PROMOTION = varied(PromotionConfig(enabled=True, days=1), verdicts=1, actions=1)
@@ -37,11 +37,10 @@ def with_record(scene: Stage, record: RuleRecord) -> None:
 async def test_a_day_without_regret_makes_a_rule_enforcing_and_responses_without_effect_make_it_a_dry_run_again(
     live: LiveNode,
 ) -> None:
-    with stage(live, by_evidence(live)) as scene:
-        await certain(scene)
+    async with stage(live, by_evidence(live)) as scene:
         with_record(scene, RuleRecord(watched_s=DAY_S - 100))
         await scene.harmed(60)
-        assert scene.agent.control.inventory.readings.measures == Restrictions(), "a dry run"
+        assert scene.measures == Restrictions(), "a dry run"
         scene.script.bad = False
         await scene.seconds(60)
         assert scene.observer.engine.enforces("cpu")
@@ -53,7 +52,7 @@ async def test_a_day_without_regret_makes_a_rule_enforcing_and_responses_without
         assert scene.observer.changes["squeeze", "applied"], "the script does not heed the quota"
         await scene.seconds(40)
         assert not scene.observer.engine.enforces("cpu")
-        assert scene.agent.control.inventory.readings.measures == Restrictions()
+        assert scene.measures == Restrictions()
         last = [alert for alert in scene.told if alert.kind is AlertKind.OTHER][-1]
         assert (last.severity, last.labels["mode"]) == (Severity.WARNING, "dry_run")
 
@@ -70,25 +69,20 @@ async def test_a_day_without_regret_makes_a_rule_enforcing_and_responses_without
 )
 async def test_what_a_person_configured_has_precedence(live: LiveNode, words: dict[str, bool], enforces: bool) -> None:
     config = by_evidence(live, **words)
-    with stage(live, config) as scene:
-        await certain(scene)
+    async with stage(live, config) as scene:
         with_record(scene, ENFORCING)
         assert scene.observer.engine.enforces("cpu") is enforces
         by_record = config.interference.promotion.enabled and words.get("dry_run", True) and words.get("promote", True)
-        scene.agent.interference.observer = scene.observer
-        fields = scene.agent.interference.status()
-        scene.agent.interference.observer = None
-        rule = fields["rules"]["cpu"]  # type: ignore[index]
+        rule = scene.shown()[0]["rules"]["cpu"]
         assert rule["dry_run"] is not enforces
         assert (rule["record"] is not None) is by_record
 
 
 async def test_observing_a_rule_with_the_best_record_takes_no_step(live: LiveNode) -> None:
-    with stage(live, replace(by_evidence(live), mode=AgentMode.OBSERVE)) as scene:
-        await certain(scene)
+    async with stage(live, replace(by_evidence(live), mode=AgentMode.OBSERVE)) as scene:
         with_record(scene, ENFORCING)
         await scene.harmed(20)
-        assert scene.agent.control.inventory.readings.measures == Restrictions()
+        assert scene.measures == Restrictions()
         assert not scene.observer.changes["squeeze", "applied"]
         assert scene.observer.changes["squeeze", "would-applied"]
 
@@ -96,8 +90,7 @@ async def test_observing_a_rule_with_the_best_record_takes_no_step(live: LiveNod
 async def test_the_planners_input_is_recorded_beside_each_frame(live: LiveNode, tmp_path: Path) -> None:
     config = configured(live)
     record = RecordConfig(directory=str(tmp_path / "rec"))
-    with stage(live, replace(config, interference=replace(config.interference, record=record))) as scene:
-        await certain(scene)
+    async with stage(live, replace(config, interference=replace(config.interference, record=record))) as scene:
         await scene.seconds(3)
         plan = scene.agent.control.reconciler.plan
         await scene.observer.recorder.aclose()

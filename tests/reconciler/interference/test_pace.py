@@ -22,7 +22,7 @@ from reconciler.interference.pace import WATCHED_S, PassPace
 from state.evidence import PodSnapshot, Sample, SampleFrame, Verdict
 from state.model import PodClass
 from tests.fakes.livenode import LiveNode
-from tests.reconciler.interference.test_monitor import certain, configured, stage
+from tests.reconciler.interference.test_monitor import configured, stage
 
 BEGIN: Final = 200.0
 POD: Final = PodSnapshot(
@@ -92,8 +92,7 @@ async def test_the_monitor_passes_each_second_from_the_first_sign_on(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     del autojump_clock
-    with stage(live := LiveNode(tmp_path), configured(live)) as scene:
-        await certain(scene)
+    async with stage(live := LiveNode(tmp_path), configured(live)) as scene:
         scene.observer._clock = trio.current_time
         seen: list[float] = []
         evaluate = scene.observer.evaluate

@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import zlib
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -102,17 +103,10 @@ def test_what_was_learned_stands_before_the_frames_and_an_older_file_has_none() 
 
 async def test_each_file_begins_with_what_was_learned_by_then(tmp_path: Path) -> None:
     config, recorder = varied(RecordConfig(directory=str(tmp_path)), file_s=100), Recorder()
-    for second in range(150):
-        raw = msgspec.Raw(msgspec.msgpack.encode(second))
-        recorder.add(config, a_second(second), lambda raw=raw: LearnedState({"cpi": {"a": raw}}))  # type: ignore[misc]
-        if second % 50 == 0:
-            with trio.fail_after(60):
-                while recorder.waiting:
-                    await trio.sleep(0.01)
-                    recorder.flush()
+    await recorded_seconds(recorder, config, 0, 150)
     await recorder.aclose()
     heads = [next(recording.read(io.BytesIO(path.read_bytes()), path.name)) for path in sorted(tmp_path.iterdir())]
-    assert heads == [LearnedState({"cpi": {"a": msgspec.Raw(msgspec.msgpack.encode(second))}}) for second in (0, 100)]
+    assert heads == [learned_by(0), learned_by(100)]
 
 
 def test_each_block_can_be_read_alone() -> None:
@@ -163,19 +157,17 @@ def test_samples_that_do_not_fit_their_names_are_an_error(samples: list[object])
 # The recorder
 
 
+def learned_by(second: int) -> LearnedState:
+    return LearnedState({"cpi": {"a": msgspec.Raw(msgspec.msgpack.encode(second))}})
+
+
 def a_second(second: float) -> SampleFrame:
     return SampleFrame(at_s=second, wall_s=1.7e9 + second, samples={"node": {"load.1": Sample(second)}})
 
 
 async def test_a_night_in_files_of_an_hour_reads_back_in_order(tmp_path: Path) -> None:
     config, recorder = varied(RecordConfig(directory=str(tmp_path / "rec")), file_s=100), Recorder()
-    for second in range(250):
-        recorder.add(config, a_second(second))
-        # A disk may be slow here; in the daemon there is half a minute for each block.
-        with trio.fail_after(60):
-            while recorder.waiting:
-                await trio.sleep(0.01)
-                recorder.flush()
+    await recorded_seconds(recorder, config, 0, 250)
     await recorder.aclose()
     names = sorted(os.listdir(config.directory or ""))
     assert len(names) == 3
@@ -233,9 +225,9 @@ class Disk:
 
 
 async def recorded_seconds(recorder: Recorder, config: RecordConfig, first: int, last: int) -> None:
-    """A block is on the disk, or lost, before the next one is due."""
+    """A block is on the disk, or lost, before the next one is due, as in the daemon, where that is half a minute."""
     for second in range(first, last):
-        recorder.add(config, a_second(second))
+        recorder.add(config, a_second(second), partial(learned_by, second))
         with trio.fail_after(60):
             while recorder.waiting:
                 await trio.sleep(0.005)
@@ -301,11 +293,6 @@ async def test_switched_off_nothing_is_kept() -> None:
     assert (recorder.written, recorder.lost) == (0, 0)
 
 
-def bomb(size: int) -> bytes:
-    """A block of zeros: a thousandth of its size."""
-    return pack(bytes(size))
-
-
 def test_a_block_that_unpacks_to_far_more_than_it_is_is_refused_before_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     inflate = recording._inflated
@@ -315,7 +302,7 @@ def test_a_block_that_unpacks_to_far_more_than_it_is_is_refused_before_it_has(mo
         return inflate(packed, most)
 
     monkeypatch.setattr(recording, "_inflated", counted)
-    data = b"bypassd-recording 2\n" + bomb(200 << 20)
+    data = b"bypassd-recording 2\n" + pack(bytes(200 << 20))
     assert len(data) < 1 << 20
     with pytest.raises(InputError, match="unpacked"):
         read(data)
