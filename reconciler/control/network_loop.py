@@ -125,13 +125,8 @@ class NetworkLoop(PeriodicActuator):
         interfaces = {
             name: {
                 "instead_of": self._trees.roots.get(name),
-                "link": line.link,
-                "be_floor": line.floor,
-                "be_ceiling": line.ceiling,
-                "online": line.used.online if line.used is not None else None,
+                **_facts(line, "in place"),
                 "be": line.used.be if line.used is not None else None,
-                "pods": line.used.pods if line.used is not None else None,
-                "state": line.problem or line.would or "in place",
             }
             for name, line in sorted(self.lines.items())
         }
@@ -143,14 +138,7 @@ class NetworkLoop(PeriodicActuator):
         line = self.received
         if line == LinkState():
             return fields
-        received = {
-            "link": line.link,
-            "be_floor": line.floor,
-            "be_ceiling": line.ceiling,
-            "online": line.used.online if line.used is not None else None,
-            "pods": line.used.pods if line.used is not None else None,
-            "state": line.problem or line.would or ("in place" if self._receivers.statuses else "no pod is limited"),
-        }
+        received = _facts(line, "in place" if self._receivers.statuses else "no pod is limited")
         return {**fields, "received": received, "received_devices": _pods_of(self._receivers)}
 
     def problems(self) -> Sequence[str]:
@@ -319,6 +307,18 @@ def _wanted(situation: PlanSnapshot) -> tuple[object, ...]:
     wish = situation.plan.network
     pods = pods_of(situation) if wish is not None and wish.pods_by else None
     return wish, situation.enforce, "node" in situation.holds, pods
+
+
+def _facts(line: LinkState, well: str) -> dict[str, object]:
+    """For the status. ``well``: its state where nothing is wrong."""
+    return {
+        "link": line.link,
+        "be_floor": line.floor,
+        "be_ceiling": line.ceiling,
+        "online": line.used.online if line.used is not None else None,
+        "pods": line.used.pods if line.used is not None else None,
+        "state": line.problem or line.would or well,
+    }
 
 
 def _pods_of(pods: PodCeiling) -> Mapping[str, str]:

@@ -7,10 +7,8 @@ would be too small. The pod may have a threshold of its own in an annotation.
 Source: Katalyst, memory eviction plugin, RSS overuse.
 """
 
-from functools import lru_cache
 from typing import Final
 
-from reconciler.pods.annotations import JsonAnnotation
 from reconciler.pods.cpu_annotations import MEMORY_ENHANCEMENT
 from reconciler.responses.eviction.config import RssOveruseConfig
 from reconciler.responses.eviction.resources import EvictedResource, memory_request
@@ -25,22 +23,15 @@ from reconciler.responses.eviction.triggers.base import (
     not_measurable,
     since_when,
 )
-from reconciler.responses.eviction.triggers.suppression import positive
+from reconciler.responses.eviction.triggers.suppression import own_number
 from reconciler.runtime.format import number, size
 from state.evidence import PodSnapshot
 
 
 def threshold(pod: PodSnapshot, ratio: float) -> float:
     """How many times its request this pod may hold; a broken annotation counts as none."""
-    text = pod.annotations.get(MEMORY_ENHANCEMENT)
-    own = None if text is None else _own(text)
+    own = own_number(pod, MEMORY_ENHANCEMENT, "rss_overuse_threshold")
     return ratio if own is None else own
-
-
-@lru_cache(maxsize=256)
-def _own(text: str) -> float | None:
-    """The annotation's value, parsed once and not at each pass."""
-    return JsonAnnotation({MEMORY_ENHANCEMENT: text}, MEMORY_ENHANCEMENT, []).read("rss_overuse_threshold", positive)
 
 
 def _request(pod: PodSnapshot) -> int | None:

@@ -33,18 +33,23 @@ from state.evidence import NODE, PodSnapshot
 
 def tolerance(pod: PodSnapshot, most: float) -> float:
     """What this pod tolerates: its own ``suppression_tolerance_rate``, never more than ``most``; broken: ``most``."""
-    text = pod.annotations.get(CPU_ENHANCEMENT)
-    own = None if text is None else _own(text)
+    own = own_number(pod, CPU_ENHANCEMENT, "suppression_tolerance_rate")
     return most if own is None else min(own, most)
 
 
-@lru_cache(maxsize=256)
-def _own(text: str) -> float | None:
-    """The annotation's value, parsed once and not at each pass."""
-    return JsonAnnotation({CPU_ENHANCEMENT: text}, CPU_ENHANCEMENT, []).read("suppression_tolerance_rate", positive)
+def own_number(pod: PodSnapshot, key: str, field: str) -> float | None:
+    """A number above 0 of a pod's own, in an annotation; None: it has none, or a broken one."""
+    text = pod.annotations.get(key)
+    return None if text is None else _number_in(text, key, field)
 
 
-def positive(value: object) -> float:
+@lru_cache(maxsize=512)
+def _number_in(text: str, key: str, field: str) -> float | None:
+    """Parsed once and not at each pass."""
+    return JsonAnnotation({key: text}, key, []).read(field, _positive)
+
+
+def _positive(value: object) -> float:
     """A number above 0, as Katalyst writes it: a string. Errors: `UnusableError`."""
     expected = "a number above 0, as a string"
     if not isinstance(value, str) or len(value) > 20:
