@@ -49,7 +49,7 @@ from reconciler.headroom.promises import NodePromises
 from reconciler.headroom.publisher import HeadroomPublisher, Meter, PublishTarget
 from reconciler.headroom.report import HeadroomReport, read_kept
 from reconciler.headroom.shapes import Offer
-from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.cooperative import TimeSlice, measured_steps
 from reconciler.runtime.format import cpu, duration, plural, size
 from reconciler.runtime.format import cpu as cpu_text
 from reconciler.runtime.stints import in_worker
@@ -172,13 +172,7 @@ class PeakPredictor:
             await slices.checkpoint()
         at_s = self._uptime()
         steps = self.peaks.minute(readings, NodeReading(self._system, self._system_memory()), at_s)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                self.prediction = end.value
-                return
-            await slices.checkpoint()
+        self.prediction, _ = await measured_steps(steps, slices)
 
     def _system_memory(self) -> float | None:
         node = self._inventory.node_memory

@@ -25,6 +25,7 @@ from reconciler.responses.ladder import EscalationChange, EscalationMemory, Rule
 from reconciler.responses.measure import demands_of
 from reconciler.responses.promotion import EvidenceMemory, ModeChange, Moment, RuleRecord, observe, record_facts
 from reconciler.responses.steps import SIGNALS as STEP_SIGNALS
+from reconciler.runtime.cooperative import all_steps
 from reconciler.signals.catalog import NODE_AND_POOLS
 from reconciler.signals.history import STALE_S, History
 from state.evidence import (
@@ -210,13 +211,7 @@ class InterferenceEngine:
 
     def evaluate_now(self, frame: SampleFrame) -> Evaluation:
         """`evaluate` without pauses."""
-        looking = self.evaluate(frame)
-        while True:
-            try:
-                next(looking)
-            except StopIteration as end:
-                judgement: Evaluation = end.value
-                return judgement
+        return all_steps(self.evaluate(frame))
 
     def remember(self) -> EngineState:
         """What to keep for the next start."""

@@ -47,7 +47,7 @@ from reconciler.responses.eviction.limits import saved_history as past_kept
 from reconciler.responses.eviction.plan import EvictionDecision, decide, initial_state, signals_of
 from reconciler.responses.eviction.plan import EvictionPlanState as EvictionMemory
 from reconciler.responses.measure import announced
-from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.cooperative import TimeSlice, measured_steps
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import beat_after
 from reconciler.runtime.workqueue import NODE, TICK, pod_key
@@ -266,7 +266,7 @@ class InterferenceMonitor:
         slices = TimeSlice()
         frame = await self._frame(config, view, plan)
         await slices.checkpoint()
-        judgement, judging_s = await self._judge(frame)
+        judgement, judging_s = await measured_steps(self.engine.evaluate(frame), TimeSlice())
         await slices.checkpoint()
         self.pass_s = self._read_s() - before + judging_s
         self._decide(config, frame, judgement)
@@ -309,21 +309,6 @@ class InterferenceMonitor:
             or self._followed
             or any(case.open for case in self.cases())
         )
-
-    async def _judge(self, frame: SampleFrame) -> tuple[Evaluation, float]:
-        """The brain's judgement, a millisecond at a time, and the CPU seconds that it took."""
-        slices, spent, began = TimeSlice(), 0.0, time.thread_time()
-        looking = self.engine.evaluate(frame)
-        while True:
-            try:
-                next(looking)
-            except StopIteration as end:
-                judgement: Evaluation = end.value
-                return judgement, spent + time.thread_time() - began
-            if slices.is_over:
-                spent += time.thread_time() - began
-                await slices.checkpoint()
-                began = time.thread_time()
 
     # Seeing
 

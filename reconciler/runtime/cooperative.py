@@ -76,6 +76,20 @@ class TimeSlice:
         self._since = time.monotonic()
 
 
+async def measured_steps(steps: Steps[T], slices: TimeSlice) -> tuple[T, float]:
+    """The result, with turns for others in between, and the CPU seconds that it took of this thread."""
+    spent_s, began = 0.0, time.thread_time()
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value, spent_s + time.thread_time() - began
+        if slices.is_over:
+            spent_s += time.thread_time() - began
+            await slices.checkpoint()
+            began = time.thread_time()
+
+
 @final
 class PacedWork:
     """Pauses in proportion to the CPU time of work whose amount tenants choose: a tenth of a CPU in the long run."""

@@ -1,6 +1,6 @@
 import math
 import random
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from reconciler.detectors.rhythm import CorrelationLevels, correlation, pearson
 from reconciler.detectors.suspects import MOST, SIGNALS, rank
 from reconciler.detectors.uses import ResourceUses
+from reconciler.runtime.cooperative import all_steps
 from reconciler.signals import catalog
 from state.evidence import NODE, ContendedResource, PodSnapshot, Suspect
 from state.model import PodClass, Resources
@@ -31,16 +32,7 @@ def ranked(
         victim = {"cpu.wait": lambda at: 20 if at >= 70 else 0.3}
     scene = Scene({subject: victim, **{f"pod:{uid}": signals for uid, signals in uses.items()}}, pods, **more)
     sight = scene.play(STEPS, subject)
-    return done(rank(sight, resource, 30, ResourceUses(sight.frame, sight.history, sight.fresh_s)))
-
-
-def done(work: Generator[None, None, tuple[Suspect, ...]]) -> tuple[Suspect, ...]:
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            suspects: tuple[Suspect, ...] = end.value
-            return suspects
+    return all_steps(rank(sight, resource, 30, ResourceUses(sight.frame, sight.history, sight.fresh_s)))
 
 
 def pearsons(suspect: Suspect) -> float:
