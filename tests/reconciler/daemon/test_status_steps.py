@@ -10,12 +10,14 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from cgroupfs.cpuset import CpuSet
 from cgroupfs.usage import UsageCounters
 from reconciler.cli.document import standings
 from reconciler.cli.targets import find_pod, sought
 from reconciler.config.model import AgentMode
 from reconciler.control.pod_minutes import CpuSeconds
 from reconciler.daemon.status import IDENTITY, distinct, nothing_in_force
+from reconciler.daemon.views import pool_sets
 from reconciler.runtime.cooperative import all_steps
 from reconciler.sources.runtime_signal import RuntimeEvent
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
@@ -24,7 +26,7 @@ from reconciler.web.answers import Answers
 from reconciler.web.limits import HttpCounts
 from state.dump import document
 from state.entry import LedgerEvent
-from state.model import Hold
+from state.model import Hold, Pools
 from state.setting_state import SettingState
 from tests.cputime import least_cpu_s
 from tests.fakes.livenode import BATCH, NAMES, WEB, LiveNode, container_id, group
@@ -321,3 +323,19 @@ async def test_of_one_pod_the_newest_rows_are_shown_and_a_text_in_rows_of_others
         }
     assert [(row["pod_uid"], row["at"]) for row in rows["train-0"]] == [(gone, 249.0 - back) for back in range(200)]
     assert rows["kubepods"] == []
+
+
+def test_the_pools_have_the_strictest_first_and_that_of_interrupts_only_where_there_is_one() -> None:
+    cpus = CpuSet.parse
+    pools = Pools(
+        online_cpus=cpus("0-7"),
+        reserved=cpus("0"),
+        dedicated={"u/main": cpus("7")},
+        shared=cpus("2-5"),
+        reclaimed=cpus("4-6"),
+        budget_milli=0,
+        named={"shared/b": cpus("3"), "shared/a": cpus("2")},
+    )
+    without = ["reserved", "dedicated", "shared/a", "shared/b", "shared", "reclaimed"]
+    assert list(pool_sets(pools)) == without
+    assert list(pool_sets(replace(pools, interrupt=cpus("1")))) == ["reserved", "interrupt", *without[1:]]

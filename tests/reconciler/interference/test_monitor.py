@@ -359,7 +359,7 @@ async def test_where_evictions_are_a_dry_run_nobody_is_asked_and_whom_it_would_e
 
 async def test_a_pod_that_is_being_ended_is_not_frozen(live: LiveNode) -> None:
     async with stage(live, configured(live, Response.FREEZE)) as scene:
-        await scene.harmed(10)
+        await scene.harmed(8)
         assert scene.measures.frozen.keys() == {BATCH}
         scene.orders.leaving = frozenset((BATCH,))
         await scene.seconds(1)

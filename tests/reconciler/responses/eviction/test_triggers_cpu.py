@@ -94,12 +94,13 @@ def test_suppression_waits_five_minutes_without_a_break() -> None:
 
 
 def test_a_pods_own_tolerance_counts_where_it_is_smaller() -> None:
-    own = {"katalyst.kubewharf.io/cpu_enhancement": '{"suppression_tolerance_rate": "1.5"}'}
-    large = {"katalyst.kubewharf.io/cpu_enhancement": '{"suppression_tolerance_rate": "50"}'}
-    broken = {"katalyst.kubewharf.io/cpu_enhancement": '{"suppression_tolerance_rate": "much"}'}
+    def rated(rate: str) -> dict[str, str]:
+        return {"katalyst.kubewharf.io/cpu_enhancement": f'{{"suppression_tolerance_rate": "{rate}"}}'}
+
+    own = rated("1.5")
     assert suppression.tolerance(be("a", annotations=own), 5.0) == 1.5
-    assert suppression.tolerance(be("a", annotations=large), 5.0) == 5.0
-    assert suppression.tolerance(be("a", annotations=broken), 5.0) == 5.0
+    for larger_or_broken in ("50", "much", "0", "-1", "nan", "1" * 21):
+        assert suppression.tolerance(be("a", annotations=rated(larger_or_broken)), 5.0) == 5.0
     world = suppressed(be("a", requests=batch(1000), annotations=own), be("b", requests=batch(1000)))
     (pressure,) = Judge(suppression.TRIGGER, world).after(300).pressures
     assert uids([pressure]) == ["a"]
