@@ -367,8 +367,8 @@ def calls(view: NodeView, previous: NodePlan | None) -> float:
 
 def test_the_cost_of_a_plan_grows_no_faster_than_the_pods() -> None:
     shape = uniform(sockets=2, nodes=2, cores=64, threads=2)
-    small = replace(node(topology=shape), pods=crowd(100))
-    large = replace(node(topology=shape), pods=crowd(800))
+    small = replace(node(topology=shape), pods=crowd(50))
+    large = replace(node(topology=shape), pods=crowd(400))
     before = plan_node(small, None, CONFIG)
     assert calls(large, before) < 3 * 8 * calls(small, before)
 

@@ -10,6 +10,7 @@ from reconciler.responses.eviction.config import (
     NodeMemoryConfig,
     TriggersConfig,
 )
+from reconciler.responses.eviction.triggers.named import RequestedVictim
 from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome
 from state.evidence import PodSnapshot
 from tests.fakes.constants import varied
@@ -39,6 +40,11 @@ def full(*pods: PodSnapshot, used: float = 80, **gib: float) -> World:
     for uid, value in gib.items():
         world.put(f"pod:{uid}", memory__rss=value * GI)
     return world
+
+
+def requested(uid: str, **more: Any) -> RequestedVictim:
+    """A pod that a rule names for an eviction."""
+    return RequestedVictim(**{"uid": uid, "rule": "latency", "victim": "shop/web", "evidence": "slow", **more})
 
 
 def case(order: EvictionOrder, outcome: EvictionOutcome | None = None, ended: float = 0.0) -> EvictionCase:

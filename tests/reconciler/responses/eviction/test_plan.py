@@ -19,15 +19,17 @@ from reconciler.responses.eviction.config import (
 from reconciler.responses.eviction.limits import load_history, saved_history
 from reconciler.responses.eviction.plan import decide, initial_state, signals_of
 from reconciler.responses.eviction.triggers.base import Trigger, check_sections, check_trigger
-from reconciler.responses.eviction.triggers.named import NAME, RequestedVictim
+from reconciler.responses.eviction.triggers.named import NAME
 from reconciler.responses.eviction.triggers.node_memory import TRIGGER as NODE_MEMORY
 from reconciler.responses.eviction.triggers.table import TRIGGERS
 from state.eviction import EvictionOutcome
 from state.evidence import ContendedResource
 from state.model import Hold, PodClass
 from tests.fakes.constants import varied
-from tests.reconciler.responses.eviction.plans import QUIET, case, full, memory, only
-from tests.reconciler.responses.eviction.world import GI, START, WALL, Planner, World, batch, be, reasons
+from tests.reconciler.responses.eviction.plans import QUIET, case, full, memory, only, requested
+from tests.reconciler.responses.eviction.world import GI, Planner, World, batch, be, reasons
+
+RSS = varied(RssOveruseConfig(enabled=True), for_s=0)
 
 
 def test_an_order_tells_all_that_carrying_it_out_needs() -> None:
@@ -44,7 +46,7 @@ def test_an_order_tells_all_that_carrying_it_out_needs() -> None:
     assert order.frees == {"memory": 15 * GI}
     assert order.evidence == "80 GiB of 100 GiB used, 80 % (threshold 70 %)"
     assert order.ranking[0].startswith("1. evict: ci/a")
-    assert order.decided_s == pytest.approx(WALL + world.at - START)
+    assert order.decided_s == pytest.approx(world.wall)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +65,9 @@ def test_a_refused_and_a_failed_eviction_are_no_relief_and_the_next_one_goes() -
     world = full(be("a"), be("b"), be("c"), a=15, b=14, c=13)
     planner = Planner(world, memory())
     (first,) = planner.first().orders
-    planner.cases = [case(first, EvictionOutcome.REFUSED, WALL + world.at - START)]
+    planner.cases = [case(first, EvictionOutcome.REFUSED, world.wall)]
     (second,) = planner.step().orders
-    planner.cases.append(case(second, EvictionOutcome.FAILED, WALL + world.at - START))
+    planner.cases.append(case(second, EvictionOutcome.FAILED, world.wall))
     (third,) = planner.step().orders
     assert [first.uid, second.uid, third.uid] == ["a", "b", "c"]
     planner.cases.append(case(third))
@@ -75,15 +77,13 @@ def test_a_refused_and_a_failed_eviction_are_no_relief_and_the_next_one_goes() -
 
 def test_success_starts_the_pause_of_its_trigger_alone() -> None:
     config = only("node_memory", varied(NodeMemoryConfig(enabled=True), _cooldown_s=30))
-    config = replace(
-        config, triggers=replace(config.triggers, rss_overuse=varied(RssOveruseConfig(enabled=True), for_s=0))
-    )
+    config = replace(config, triggers=replace(config.triggers, rss_overuse=RSS))
     world = full(be("a"), be("b"), be("c", requests=batch(None, GI)), a=15, b=14, c=1)
     planner = Planner(world, config)
     (order,) = planner.first().orders
     del world.pods["a"]
     del world.samples["pod:a"]
-    planner.cases = [case(order, EvictionOutcome.DONE, WALL + world.at - START)]
+    planner.cases = [case(order, EvictionOutcome.DONE, world.wall)]
     world.put("pod:c", memory__rss=2 * GI)
     assert [eviction_order.uid for eviction_order in planner.step().orders] == ["c"]
     assert planner.run(27) == []
@@ -173,7 +173,7 @@ def test_an_owners_pods_do_not_all_go() -> None:
 
 
 def test_of_soft_pressures_the_best_gets_one_in_a_pass() -> None:
-    config = only("rss_overuse", varied(RssOveruseConfig(enabled=True), for_s=0))
+    config = only("rss_overuse", RSS)
     pods = [be("a", requests=batch(None, GI), priority=5), be("b", requests=batch(None, GI))]
     world = full(*pods, used=10, a=9, b=2)
     planner = Planner(world, config)
@@ -186,9 +186,7 @@ def test_of_soft_pressures_the_best_gets_one_in_a_pass() -> None:
 
 def test_a_soft_pressure_waits_while_somebody_goes_for_a_hard_one() -> None:
     config = memory()
-    config = replace(
-        config, triggers=replace(config.triggers, rss_overuse=varied(RssOveruseConfig(enabled=True), for_s=0))
-    )
+    config = replace(config, triggers=replace(config.triggers, rss_overuse=RSS))
     world = full(be("a"), be("b", requests=batch(None, GI)), a=15, b=2)
     decision = Planner(world, config).step()
     assert [order.uid for order in decision.orders] == ["a"]
@@ -209,7 +207,7 @@ def test_numa_pressure_takes_who_holds_memory_there() -> None:
 
 def test_a_hold_that_has_run_out_holds_nobody() -> None:
     planner = Planner(full(be("a"), a=15), memory())
-    until = WALL + planner.world.at - START + 5
+    until = planner.world.wall + 5
     planner.holds = {
         target: Hold(target=target, reason="looking", by="jo", until=until) for target in ("node", "pod:a")
     }
@@ -221,15 +219,11 @@ def test_a_named_suspect_goes_when_exclusions_and_limits_allow_it() -> None:
     config = only("interference", TriggersConfig().interference)
     world = World(be("hog"), be("web", cls=PodClass.SHARED))
     planner = Planner(world, config)
-    planner.named = [
-        RequestedVictim(
-            uid="hog", rule="latency", victim="shop/web", evidence="p99 40 ms", resource=ContendedResource.CPU
-        )
-    ]
+    planner.named = [requested("hog", evidence="p99 40 ms", resource=ContendedResource.CPU)]
     (order,) = planner.step().orders
     assert (order.uid, order.cause, order.forced) == ("hog", NAME, False)
     assert order.evidence == "rule latency: victim shop/web: p99 40 ms"
-    planner.cases = [case(order, EvictionOutcome.GONE, WALL + world.at - START)]
+    planner.cases = [case(order, EvictionOutcome.GONE, world.wall)]
     planner.named = [replace(planner.named[0], uid="web")]
     assert planner.run(5) == []
     assert reasons(planner.decision)[NAME] == "nobody: no pod may be evicted for this"
@@ -240,12 +234,12 @@ def test_a_wish_between_two_passes_is_served_in_the_next_one_and_lapses() -> Non
     world = World(be("hog", age_s=0.0))
     planner = Planner(world, config)
     planner.step()
-    planner.named = [RequestedVictim(uid="hog", rule="latency", victim="shop/web", evidence="slow")]
+    planner.named = [requested("hog")]
     assert planner.step().orders == ()
     planner.named = []
     assert planner.run(10) == ["hog"]
     young = Planner(World(be("new", age_s=-100.0)), config)
-    young.named = [RequestedVictim(uid="new", rule="latency", victim="shop/web", evidence="slow")]
+    young.named = [requested("new")]
     young.step()
     young.named = []
     assert young.run(50) == []
@@ -382,7 +376,7 @@ def test_a_pod_that_was_started_again_in_place_is_not_evicted_over_and_over() ->
     world = full(be("a", owner="Job/one"), be("b", owner="Job/one"), a=15, b=0)
     planner = Planner(world, memory(limits=varied(LimitsConfig(per_owner_percent=100), again_s=300)))
     (order,) = planner.step().orders
-    planner.cases = [case(order, EvictionOutcome.DONE, WALL + world.at - START)]
+    planner.cases = [case(order, EvictionOutcome.DONE, world.wall)]
     assert planner.run(299) == []
     assert planner.run(5) == ["a"]
 

@@ -15,13 +15,13 @@ from reconciler.responses.eviction.config import (
 )
 from reconciler.responses.eviction.limits import load_history, saved_history
 from reconciler.responses.eviction.plan import initial_state
-from reconciler.responses.eviction.triggers.named import NAME, RequestedVictim
+from reconciler.responses.eviction.triggers.named import NAME
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOrder, EvictionOutcome
 from state.evidence import ContendedResource, RuleVerdict, Verdict
 from state.model import PodClass
 from tests.fakes.constants import varied
-from tests.reconciler.responses.eviction.plans import case, full, memory, only
-from tests.reconciler.responses.eviction.world import GI, START, WALL, Planner, World, batch, be, reasons
+from tests.reconciler.responses.eviction.plans import case, full, memory, only, requested
+from tests.reconciler.responses.eviction.world import GI, Planner, World, batch, be, reasons
 
 
 def test_nobody_goes_for_pressure_that_is_on_its_way() -> None:
@@ -71,7 +71,7 @@ def test_a_stall_without_an_amount_takes_one_and_waits_for_it() -> None:
     assert reasons(planner.decision)["memory_pressure"].startswith("coming: eviction in progress: ci/a")
     del world.pods["a"]
     assert planner.run(10) == []
-    planner.cases = [case(order, EvictionOutcome.GONE, WALL + world.at - START)]
+    planner.cases = [case(order, EvictionOutcome.GONE, world.wall)]
     assert planner.run(1) == ["b"]
 
 
@@ -114,10 +114,7 @@ def test_what_was_hoped_for_one_place_is_not_credited_to_another() -> None:
 def test_a_second_suspect_waits_for_the_end_of_the_first() -> None:
     config = only("interference", TriggersConfig().interference)
     planner = Planner(World(be("hog"), be("other")), config)
-    planner.named = [
-        RequestedVictim(uid=uid, rule="latency", victim="shop/web", evidence="slow", resource=ContendedResource.CPU)
-        for uid in ("hog", "other")
-    ]
+    planner.named = [requested(uid, resource=ContendedResource.CPU) for uid in ("hog", "other")]
     (order,) = planner.step().orders
     planner.cases = [case(order)]
     assert planner.run(30) == []
@@ -149,7 +146,7 @@ def test_a_half_dead_pod_is_credited_until_it_is_gone_or_may_be_tried_again(
     world = full(be("a"), be("b"), a=15, b=14)
     planner = Planner(world, memory(limits=varied(LimitsConfig(), retry_s=120)))
     (first,) = planner.first().orders
-    planner.cases = [replace(case(first, EvictionOutcome.FAILED, WALL + world.at - START), **more)]
+    planner.cases = [replace(case(first, EvictionOutcome.FAILED, world.wall), **more)]
     world.put("pod:a", memory__rss=1 * GI)
     if not credited:
         assert planner.run(2) == ["b"]
@@ -176,7 +173,7 @@ def test_a_wish_ends_with_the_suffering_and_not_before() -> None:
     config = only("interference", TriggersConfig().interference, limits=varied(LimitsConfig(), quiet_s=30))
     for verdict, ordered in ((Verdict.OK, []), (Verdict.UNKNOWN, ["hog"]), (Verdict.INTERFERED, ["hog"])):
         planner = Planner(World(be("hog")), config, started=False)
-        planner.named = [RequestedVictim(uid="hog", rule="latency", victim="shop/web", evidence="slow")]
+        planner.named = [requested("hog")]
         planner.findings = [finding(Verdict.INTERFERED), finding(Verdict.INTERFERED, "other")]
         planner.step()
         planner.named, planner.findings = [], [finding(verdict), finding(Verdict.INTERFERED, "other")]
@@ -203,14 +200,14 @@ def test_an_order_whose_pressure_is_over_is_withdrawn_after_a_while() -> None:
     world.put(memory__available=40 * GI)
     overs = watch(12)
     assert overs[0] == {order.id: "the shortage has ended"}
-    planner.cases = [case(order, EvictionOutcome.ABANDONED, WALL + world.at - START)]
+    planner.cases = [case(order, EvictionOutcome.ABANDONED, world.wall)]
     assert watch(5) == []
 
 
 def test_an_order_is_withdrawn_when_the_victim_of_the_rule_is_well_and_one_of_an_earlier_run_is_let_be() -> None:
     config = only("interference", TriggersConfig().interference)
     planner = Planner(World(be("hog")), config)
-    planner.named = [RequestedVictim(uid="hog", rule="latency", victim="shop/web", evidence="slow")]
+    planner.named = [requested("hog")]
     planner.findings = [finding(Verdict.INTERFERED)]
     (order,) = planner.first().orders
     planner.named, planner.cases = [], [case(order)]
