@@ -47,7 +47,7 @@ async def running(nursery: trio.Nursery, tmp_path: Path, *names: str, **settings
 
 
 def about_sinks(world: World, name: str) -> list[Incident]:
-    """What a sink was told of others."""
+    """The alerts that a sink got of others."""
     return [incident for incident in world.made[name].notices if incident.alert.kind is AlertKind.SOURCE]
 
 
