@@ -3,9 +3,9 @@
 CFS places a group that has slept behind the run queue's minimum, by up to half a latency period (3 ms on one CPU, 12 ms
 on large machines), against kubepods, which never sleeps while BE work runs. With the usual 1024 shares (system.slice)
 such a group is picked at each wake-up and keeps the CPU for the credit of up to 5 ms, whatever the daemon's nice value:
-that counts inside its group only. With a small weight it is picked later, and sched_yield(2) after each short stint
-(`reconciler.runtime.stint_timer`) gives the CPU back to kubepods (docs/performance.md). EEVDF (Linux 6.6 and later) has
-no such credit: there only the small weight counts.
+that counts inside its group only. With a small weight it is picked later, and leaves the CPU after each short stint
+(`reconciler.runtime.stint_timer`, docs/performance.md). EEVDF (Linux 6.6 and later) has no such credit: there only the
+small weight counts.
 
 So the daemon runs in a group of its own directly below the root, with a small weight (`node.own_shares`):
 
@@ -15,24 +15,11 @@ So the daemon runs in a group of its own directly below the root, with a small w
 - in a pod or another container, and where another slice was chosen for the unit, its group is the administrator's
   choice: only reported.
 
-While a container is in creation the weight is `START_SHARES`: all of the work before its first instruction, worker
-threads included, has some 20 ms.
-
-A small weight must not starve it where every CPU is always busy. When its work has waited for a CPU for longer than
-`LATE_S` the weight is raised by `FACTOR`, and again after as long, up to `RAISED_SHARES` (the usual weight with EEVDF),
-until the work is done or has used `BURST_S` of CPU time, and then not for `REST_S`. The start itself, up to the last
-part's first task, has the weight of late work: its libraries take a second of CPU time. The weight is read back, and
-written again where another program (systemd at daemon-reload) changed it.
-
-Who has no CPU at all cannot raise a weight. Linux 6.13 to 6.18.44 place a running group anew whenever its weight on its
-CPU changes, further behind each time: kubepods, whose share of each CPU changes at every tick while BE work moves
-between CPUs, never gives the CPU to a group of 50 (3 to 45 s were seen). There the weight at rest is `SOUND_SHARES` at
-least. Where work has nevertheless waited longer than `STARVED_S` with EEVDF, as on a kernel that has the fault and
-another number, it is `SOUND_SHARES` for `KEPT_S`, and `FACTOR` times as much where that is not enough.
+The weight is larger in four states: the start, a container in creation, work that waits, and after a wait without any
+CPU time. It is read back, and written again where another program (systemd at daemon-reload) changed it.
 
 Units: shares as in cpu.shares of cgroup v1, 1024 for a service; on v2 cpu.weight is the same ratio to 100.
-Source: the kernel's sched-design-CFS and place_entity(); measured in virtual time on Linux 5.10 and 6.1. The placement
-is commit 6d71a9c61604, reverted by 101f3498b4bd (also in 6.18.45).
+Source: the kernel's sched-design-CFS and place_entity(); measured in virtual time on Linux 5.10 and 6.1.
 """
 
 import os
@@ -71,7 +58,7 @@ LATE_S: Final = 0.3
 A pass of 6 ms waits 0.1 s with 50 shares beside a busy CPU, as it may; it has to end within a second.
 """
 FACTOR: Final = 4
-"""The weight grows by it each time."""
+"""The weight grows by it each time, up to `RAISED_SHARES` (the usual weight with EEVDF)."""
 _SETTLE_S: Final = 0.0005
 """A sleep after a raise: the group has waited, and is behind by more than the new weight lets it yield at."""
 BURST_S: Final = 0.1
@@ -81,11 +68,19 @@ REST_S: Final = 1.0
 STARVED_S: Final = 1.0
 """In which each periodic pass has to end. A wait that is longer is more than a small weight explains."""
 SOUND_SHARES: Final = 256
-"""At rest where a running group keeps the CPU: with 200 one of three tries on 6.18 waited a second, with 256 none."""
+"""At rest where a running group keeps the CPU (`runner_keeps_cpu`): with 200 one of three tries waited a second, with
+256 none.
+
+Those kernels place a running group anew whenever its weight on its CPU changes, further behind each time. kubepods'
+share of each CPU changes at every tick while BE work moves between CPUs: it never gives the CPU to a group of 50 (3 to
+45 s were seen), which cannot raise its weight without CPU time. So it has this weight from the start. On a kernel that
+has the fault and another number it has it after the first wait.
+"""
 KEPT_S: Final = 3600.0
+"""So long the weight at rest remains larger after a wait of `STARVED_S`; another one raises it by `FACTOR`."""
 START_SHARES: Final = 10 * USUAL_SHARES
-"""While a container is in creation: the weight of the nice value -10. The store's thread has no real-time priority, and
-its rows have to be durable before the runtime's signal."""
+"""While a container is in creation: the weight of the nice value -10. All of the work before its first instruction has
+some 20 ms. The store's thread has no real-time priority, and its rows have to be durable before the signal."""
 _CHECK_S: Final = 10.0
 """Between two checks whether another program has written the weight."""
 _SESSIONS: Final = "/user.slice/"
@@ -211,7 +206,7 @@ class OwnGroup(trio.abc.Instrument):
         )
 
     def prepare(self) -> None:
-        """The start itself is a second of work: it has the raised weight, also after a run that was killed.
+        """The start itself is a second of work (its libraries): the raised weight, also after a run that was killed.
 
         An unmanaged group gets back the weight that it had before `reconciler.runtime.own_weight.begin`.
         """

@@ -1,41 +1,20 @@
 """Makes a thread of the daemon leave its CPU after each `STINT_S` of work, between any two instructions.
 
-On Linux up to 6.5 (CFS) an online task that wakes up beside the daemon waits longer than the weights suggest. A group
-with few shares is picked only when it lags behind kubepods by the wake-up granularity (1 ms and more) divided by its
-weight, as each sleep of an online task makes kubepods the next buddy; and it then has that lag as credit: about 1 ms of
-CPU time whatever its weight, in which nothing of a pod preempts it (traced on 5.10: kernel's /proc/sched_debug). Later
-kernels (EEVDF) let a task end its slice of 3 ms. Python's steps between two of trio's checkpoints take up to 3 ms.
+The kernel signals the thread after each `STINT_S` of its CPU time, and the handler is a function of the C library:
 
-So the kernel signals the thread after each `STINT_S` of its CPU time, and the handler is the C library's sched_yield(2)
-itself: pods' tasks run, and the thread continues when the kernel's weights give it the CPU again. Unlike after a sleep
-its group keeps its lag, so that work is not starved. No Python code runs at a signal: trio is not woken up, and C code
-is interrupted, too.
+- sched_yield(2) for ordinary work before Linux 6.6: pods' tasks run, and the thread continues when the kernel's weights
+  give it the CPU again. Unlike after a sleep its group keeps its lag, so that work is not starved;
+- a sleep to the next multiple of `PACE_S` or `CREATION_PACE_S`, where a large weight or the real-time priority would
+  keep the CPU: the daemon's start and end, and a container in creation (`StintTimer.pace`, `.follow_creation`).
 
-The signal is that of a perf event, the software clock of the thread's CPU time, which needs no hardware counter and no
-buffer. Where that is refused (a seccomp filter, no CAP_PERFMON) it is that of a timer on the monotonic clock. This one
-also expires while the thread waits for the CPU after its yield, so that half of the signals follow at once after
-another, and it has to be stopped while the thread sleeps: a tenth more CPU time in all.
+No Python code runs at a signal: trio is not woken up, and C code is interrupted, too. Interrupted system calls begin
+again (SA_RESTART, and PEP 475); jobs that may wait in the kernel have no timer (`reconciler.runtime.stints`).
 
-The daemon's start and end are seconds of work, for which the weight of late work is too little beside busy CPUs, and a
-turn of which is then up to a millisecond. So there the group has the usual weight, with which a wake-up gets the CPU at
-once, and the handler sleeps (`StintTimer.pace`): one stint in each `PACE_S`, a fifth of a CPU, and nothing waits longer
-than for one. It is eventfd_read(3), whose argument is a descriptor: that of a timer with the signal's number. No slack
-of sleeps is in that, which would join them with the timers that wake up online tasks.
-
-While a container is in creation the loop has a real-time priority, and where every CPU is busy it is paced in the same
-way: one stint in each `CREATION_PACE_S`, two fifths of a CPU, which neither a weight nor other work delays. Unpaced the
-work before a container's signal is some milliseconds at once, in which no online task runs. It is unpaced when it is
-late (`reconciler.runtime.own_process`). In the fast path's writes (`reconciler.actuators.cgroup.fastpath`) no stint
-ends.
-
-With EEVDF ordinary work has none: a task that yields forfeits the rest of its slice and has next to nothing of a busy
-CPU (more than 100 s for 0.3 s of work beside eight busy processes on 6.18), and one that sleeps instead waits for a new
-deadline, 60 ms at 50 shares, for each stint. A creation is paced there, too, but not where the kernel starves other
-groups (`cgroupfs.scheduling.runner_keeps_cpu`): on 6.18.44 at a load of 16 the settings of 43 of 50 containers were in
-place at the first instruction, unpaced 49.
-
-Where it cannot be paced, nothing ends a stint while a container is in creation. Interrupted system calls begin again
-(SA_RESTART, and PEP 475); jobs that may wait in the kernel have no timer (`reconciler.runtime.stints`).
+Why the weights alone are not enough (traced on 5.10: kernel's /proc/sched_debug): on Linux up to 6.5 (CFS) a group with
+few shares is picked only when it lags behind kubepods by the wake-up granularity (1 ms and more) divided by its weight,
+as each sleep of an online task makes kubepods the next buddy; and it then has that lag as credit: about 1 ms of CPU
+time whatever its weight, in which nothing of a pod preempts it. Python's steps between two of trio's checkpoints take
+up to 3 ms.
 
 Source: perf_event_open(2), F_SETSIG in fcntl(2), timer_create(2) with SIGEV_THREAD_ID, sched_yield(2), the kernel's
 perf_swevent_hrtimer(), wakeup_gran() and pick_next_entity(). It imports little, since it begins before the program's
@@ -61,7 +40,12 @@ from cgroupfs.scheduling import has_eevdf, runner_keeps_cpu
 
 STINT_S: Final = 100e-6
 PACE_S: Final = 500e-6
+"""A fifth of a CPU. Start and end are seconds of work, for which the weight of late work is too little beside busy
+CPUs, and a turn of which is then up to a millisecond. So the group has the usual weight then, with which a wake-up
+gets the CPU at once."""
 CREATION_PACE_S: Final = 250e-6
+"""Two fifths. Unpaced the work before a container's signal is some milliseconds at once in which no online task runs,
+as nothing preempts its real-time priority."""
 _BUSY_AGAIN_S: Final = 0.005
 _SIGNAL: Final = signal.SIGALRM
 _CLOCK_MONOTONIC: Final = 1
@@ -169,7 +153,8 @@ class _ThreadTimer(Protocol):
 class _CpuEvent:
     """A perf event that counts the calling thread's CPU time. Errors: `OSError`.
 
-    A thread of another process, such as a child, is not counted and gets no signal. No real-time signal: they queue.
+    It needs no hardware counter and no buffer. A thread of another process, such as a child, is not counted and gets no
+    signal. No real-time signal: they queue.
     """
 
     counts_sleep = False
@@ -203,7 +188,11 @@ class _CpuEvent:
 
 @final
 class _ClockTimer:
-    """An interval timer on the monotonic clock for the calling thread. Errors: `OSError`."""
+    """An interval timer on the monotonic clock for the calling thread. Errors: `OSError`.
+
+    It also expires while the thread waits for the CPU after its yield, so half of the signals follow at once after
+    another: a tenth more CPU time in all than with `_CpuEvent`.
+    """
 
     counts_sleep = True
 
@@ -249,7 +238,12 @@ class StintTimer:
         self._held = False
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._ordinary = False
-        """Whether work that no container in creation waits for has stints."""
+        """Whether work that no container in creation waits for has stints.
+
+        Not with EEVDF (6.6): a task that yields forfeits the rest of its slice and has next to nothing of a busy CPU
+        (more than 100 s for 0.3 s of work beside eight busy processes on 6.18), and one that sleeps instead waits for a
+        new deadline, 60 ms at 50 shares, for each stint.
+        """
         self._may_pace = False
         self.paced = False
         """At the daemon's start and end: after a stint the threads sleep, instead of a yield."""
@@ -282,6 +276,8 @@ class StintTimer:
         if self._make is not None:
             return ""
         release = release or os.uname().release
+        # Paced work was late there: on 6.18.44 at a load of 16 the settings of 43 of 50 containers were in place at the
+        # first instruction, unpaced 49.
         if runner_keeps_cpu(release):
             return ""
         self._ordinary = not has_eevdf(release)
@@ -291,6 +287,7 @@ class StintTimer:
             with suppress(AttributeError):
                 self._may_pace = self._makes_pace()
         except (OSError, AttributeError) as exc:
+            # A seccomp filter, or no CAP_PERFMON. A clock's timer would go on in the sleep of a paced creation.
             if not self._ordinary:
                 return ""
             self.refused = str(exc)
@@ -314,7 +311,8 @@ class StintTimer:
     def follow_creation(self, *, creating: bool, paces: bool) -> None:
         """Called in each pass of the loop: whether a container is in creation, or an event of one waits.
 
-        ``paces``: whether the work for it may sleep. Without a real-time priority it would wait for a CPU each time.
+        ``paces``: whether the work for it may sleep: not without a real-time priority, as it would wait for a CPU each
+        time, and not late (`reconciler.runtime.own_process`). In the fast path's writes no stint ends.
         """
         paces = creating and paces and self._may_pace and self._was_busy()
         if paces != self.paces_creation:
@@ -340,6 +338,8 @@ class StintTimer:
             # It counts on while nothing reads it, without an interrupt.
             self._libc.timerfd_settime(_SIGNAL, 0, ctypes.byref(_spec(each_s)), None)
         if bool(each_s) != bool(self._each_s):
+            # eventfd_read(3) has a descriptor for its argument: that of a timer with the signal's number. nanosleep(2)
+            # would have slack, which joins its end with the timers that wake up online tasks.
             self._handle("eventfd_read" if each_s else "sched_yield")
         self._each_s = each_s
 
