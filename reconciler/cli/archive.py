@@ -6,9 +6,9 @@ and this one can change or replace it.
 
 **Read**: regular files of bounded number and size, inside one directory. The library's own ``filter="data"`` is not
 relied on: before Python 3.11.13 a chain of links leads it out of the directory (CVE-2025-4517). `capture` writes no
-links, so here none is made. Its reading of headers is not used either: its patterns take a pax header of digits its
-length squared (CVE-2024-6232), and each record of one becomes an object. What a packed file may grow to is bounded
-while it is read, for a megabyte of zeros can be a gigabyte.
+links, so here none is made. Its reading of pax headers is not used either: its patterns take one of digits its length
+squared (CVE-2024-6232), and each record of one becomes an object. What a packed file may grow to is bounded while it is
+read, for a megabyte of zeros can be a gigabyte.
 
 A node of 500 pods has 108,000 control files. A capture takes those that bypassd reads or writes, 42,000; a plan reads a
 part of these from the archive's stream into memory, and makes no file of them.
@@ -27,7 +27,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import IO, Final, NamedTuple, Protocol, Self, final
+from typing import IO, Final, Protocol, Self, final
 
 from cgroupfs.errors import InputError, errno_name
 from cgroupfs.files import REAL
@@ -350,7 +350,6 @@ _HEADERS: Final = 4
 _DEEPEST: Final = 40
 _PART: Final = 1 << 20
 _UNPACKED: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-_OCTAL: Final = re.compile(rb"([0-7]{1,11})[ \0]+")
 
 
 def unpack(path: str, directory: str) -> ArchivedControls:
@@ -380,34 +379,8 @@ def unpack(path: str, directory: str) -> ArchivedControls:
         raise InputError(path, str(exc), "a .tar or .tar.gz archive") from exc
 
 
-class _Member(NamedTuple):
-    """What counts of a header. ``regular`` False: a directory."""
-
-    name: str
-    size: int
-    regular: bool = True
-
-
-def _plain(header: bytes) -> _Member | None:
-    """A regular file's header as `capture` writes it; None: any other, which the library reads in four times the time.
-
-    Source: POSIX.1-2017, pax, "ustar Interchange Format".
-    """
-    if header[156:157] != tarfile.REGTYPE or header[257:265] != tarfile.POSIX_MAGIC or len(header) < _BLOCK:
-        return None
-    size, checksum = _OCTAL.fullmatch(header, 124, 136), _OCTAL.fullmatch(header, 148, 156)
-    if size is None or checksum is None:
-        return None
-    # The field itself counts as blanks.
-    if sum(header) - sum(header[148:156]) + 8 * ord(" ") != int(checksum[1], 8):
-        return None
-    name, prefix = header[:100].partition(b"\0")[0], header[345:500].partition(b"\0")[0]
-    whole = prefix + b"/" + name if prefix else name
-    return _Member(whole.decode("utf-8", "surrogateescape"), int(size[1], 8))
-
-
-def _members(source: "_Bounded", path: str) -> Iterator[_Member]:
-    """The members with their final names and sizes. The caller reads each content, padding included.
+def _members(source: "_Bounded", path: str) -> Iterator[tarfile.TarInfo]:
+    """Files and directories with their final names and sizes. The caller reads each content, padding included.
 
     Errors: `InputError`; `tarfile.HeaderError` for an invalid header.
     """
@@ -420,10 +393,6 @@ def _members(source: "_Bounded", path: str) -> Iterator[_Member]:
             if not number and not header:
                 raise InputError(path, "an empty file", "a .tar or .tar.gz archive")
             return
-        if name is None and size is None and (plain := _plain(header)) is not None:
-            before = 0
-            yield plain
-            continue
         member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
         if member.size < 0:
             raise InputError(path, f"a size of {member.size}", "the capture of one node")
@@ -446,7 +415,7 @@ def _members(source: "_Bounded", path: str) -> Iterator[_Member]:
         name, size, before = None, None, 0
         if not (member.isreg() or (member.isdir() and not member.size)) or member.issparse():
             raise InputError(path, member.name, "regular files and directories only, as `capture` writes them")
-        yield _Member(member.name, member.size, member.isreg())
+        yield member
     raise InputError(path, f"more than {MOST_FILES} files", "the capture of one node")
 
 
@@ -491,7 +460,7 @@ class _Unpacked:
         self._directory = directory
         self._made = {directory}
 
-    def take(self, member: _Member) -> None:
+    def take(self, member: tarfile.TarInfo) -> None:
         """The content of one, padding included. Errors: `InputError`; `OSError`."""
         parts = [part for part in member.name.split("/") if part not in {"", "."}]
         if member.name.startswith("/") or ".." in parts or "\0" in member.name:
@@ -501,7 +470,7 @@ class _Unpacked:
                 self._path, member.name, f"names of at most {_LONGEST_NAME} characters and {_DEEPEST} directories"
             )
         full = "/".join((self._directory, *parts))
-        if not member.regular:
+        if member.isdir():
             self._make(full)
             return
         if not parts:

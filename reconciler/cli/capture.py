@@ -269,11 +269,9 @@ class CaptureCollector:
 
     # Taking
 
-    def all(
-        self, paths: Iterable[str], masked: Masked | None = None, *, largest: int = _LARGEST, quiet: bool = False
-    ) -> None:
+    def all(self, paths: Iterable[str], masked: Masked | None = None, *, largest: int = _LARGEST) -> None:
         for path in paths:
-            self.one(path, masked, largest=largest, quiet=quiet)
+            self.one(path, masked, largest=largest)
 
     def one(
         self,
@@ -281,13 +279,9 @@ class CaptureCollector:
         masked: Masked | None = None,
         *,
         largest: int = _LARGEST,
-        quiet: bool = False,
         rule: FileRule | None = None,
     ) -> None:
-        """One file, if it exists. ``quiet``: many of these cannot be read, and the list of them is not needed.
-
-        ``rule``: the origin of the path; None: it is from the list in this module.
-        """
+        """One file, if it exists. ``rule``: the origin of the path; None: it is from the list in this module."""
         path = path.lstrip("/")
         if path in self._taken:
             return
@@ -302,8 +296,7 @@ class CaptureCollector:
         except FileNotFoundError:
             return
         except OSError as exc:
-            if not quiet:
-                self.problems.append(f"/{path}: {errno_name(exc.errno)}")
+            self.problems.append(f"/{path}: {errno_name(exc.errno)}")
             return
         try:
             text = content.decode("utf-8", "surrogateescape")

@@ -46,13 +46,8 @@ def run(options: Namespace) -> int:
 
 
 def _live(body: Row) -> Iterator[Row]:
-    for pod, inner, fields in standings(body):
-        if pod is None:
-            place, path = inner["path"] if inner else "", inner["path"] if inner else ""
-        else:
-            place = pod["title"] if inner is None else f"{pod['title']}/{inner['name'] or inner['id'][:12]}"
-            path = pod["group"] if inner is None else inner["group"]
-        keys = ("control_file", "knob", "wanted", "actual", "state", "detail", "policy", "reason")
+    keys = ("control_file", "knob", "wanted", "actual", "state", "detail", "policy", "reason")
+    for place, path, fields in standings(body):
         yield {"place": place, "path": path, **{key: fields[key] for key in keys}}
 
 

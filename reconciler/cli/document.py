@@ -259,14 +259,20 @@ def in_namespace(section: Row, keys: Iterable[str], namespace: str | None) -> Ro
     }
 
 
-def standings(body: Row) -> Iterator[tuple[Row | None, Row | None, Row]]:
-    """Every setting with its status, as ``(pod, container, setting)``; only the daemon has it."""
+def standings(body: Row) -> Iterator[tuple[str, str, Row]]:
+    """Every setting with its status, as ``(place, path, setting)``; only the daemon has it.
+
+    ``place``: the pod's title, for a container's group with its name, else the path.
+    """
     for group in body.get("directories", ()):
-        for setting in group["settings"]:
-            yield None, group, setting
+        yield from ((group["path"], group["path"], setting) for setting in group["settings"])
     for pod in body["pods"]:
-        for setting in pod.get("settings", ()):
-            yield pod, None, setting
+        yield from ((pod["title"], pod["group"], setting) for setting in pod.get("settings", ()))
         for container in pod.get("containers", ()):
-            for setting in container["settings"]:
-                yield pod, container, setting
+            place = container_title(pod, container)
+            yield from ((place, container["group"], setting) for setting in container["settings"])
+
+
+def container_title(pod: Row, container: Row) -> str:
+    """``namespace/name/container``; one without a name by the start of its id."""
+    return f"{pod['title']}/{container['name'] or container['id'][:12]}"

@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from reconciler.cli.document import Row, fetch, standings
+from reconciler.cli.document import Row, container_title, fetch, standings
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import exact_text, file_text, group_title, value_text
 from reconciler.cli.screen import Block, Table, blank, head, line, present
@@ -28,11 +28,9 @@ class _PlaceNames:
             if pod.get("group"):
                 self._pods[pod["group"]] = pod["title"]
             for container in pod.get("containers", ()):
-                self._containers[container["group"]] = f"{pod['title']}/{container['name'] or container['id'][:12]}"
+                self._containers[container["group"]] = container_title(pod, container)
         if "pods" in body:
-            for pod, inner, setting in standings(body):
-                path = (pod or {}).get("group") if inner is None else inner.get("group", inner.get("path"))
-                self._standings[str(path), setting["knob"]] = setting
+            self._standings = {(path, setting["knob"]): setting for _, path, setting in standings(body)}
 
     def place(self, path: str) -> str:
         """The pod or container; a directory above the pods with what is in it; every other path as it is."""

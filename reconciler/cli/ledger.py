@@ -80,7 +80,7 @@ def restore_without_daemon(
     }
 
 
-def thaw_without_daemon(store_path: str, root: str, *, files: FileOps = REAL) -> tuple[list[str], list[str]]:
+def thaw_without_daemon(store_path: str, root: str) -> tuple[list[str], list[str]]:
     """Thaw what a stopped daemon has left frozen: group paths, and what could not be done.
 
     Nothing at all without a store or a hierarchy, or with a daemon that watches over it. Errors: `CliError`
@@ -99,7 +99,7 @@ def thaw_without_daemon(store_path: str, root: str, *, files: FileOps = REAL) ->
             store = open_store(store_path, root)
             try:
                 ledger = Ledger(store)
-                done, failed = unfreeze(hierarchy, ledger, files=files)
+                done, failed = unfreeze(hierarchy, ledger)
                 ledger.flush()
                 killed, alive = thaw_killed(hierarchy, store)
                 return [*done, *killed], [*failed, *alive]

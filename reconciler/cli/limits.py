@@ -8,7 +8,7 @@ Units: thousandths of a CPU, seconds, bytes. Source: kernel documentation, sched
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from cgroupfs.bounded import digits
@@ -285,18 +285,15 @@ def above(groups: Sequence[Row]) -> list[Row]:
     ]
 
 
-def compare_settings(
-    settings: Iterable[Row], titles: Mapping[str, str], root: str, store: str, *, files: FileOps = REAL
-) -> list[Row]:
+def compare_settings(settings: Sequence[Row], titles: Mapping[str, str], root: str, store: str) -> list[Row]:
     """One row for every setting, as ``diff`` shows them. Errors: `CliError` when no hierarchy is mounted."""
     try:
         hierarchy = Hierarchy.detect(root)
     except SourceError as exc:
         raise CliError(f"{exc} (settings of {store})", Exit.UNREACHABLE) from exc
-    settings = list(settings)
     # A knob that another one masks shows a substitute, and is written when that one ends.
     masks = {(row["path"], by.resets): by for row in settings if (by := CATALOG[row["knob"]]).resets is not None}
-    return [_row(row, titles, hierarchy, files, masks.get((row["path"], row["knob"]))) for row in settings]
+    return [_row(row, titles, hierarchy, masks.get((row["path"], row["knob"]))) for row in settings]
 
 
 def read_value(hierarchy: Hierarchy, path: str, knob: Knob, files: FileOps = REAL) -> str | None:
@@ -316,14 +313,12 @@ def wanted_text(knob: Knob, value: Value, version: int) -> str:
     return knob.normal(knob.encode(value, version), version)
 
 
-def _row(
-    fields: Row, titles: Mapping[str, str], hierarchy: Hierarchy, files: FileOps, masked_by: Knob | None = None
-) -> Row:
+def _row(fields: Row, titles: Mapping[str, str], hierarchy: Hierarchy, masked_by: Knob | None) -> Row:
     path, uid, cid = fields["path"], fields["pod_uid"], fields["container_id"]
     title = titles.get(uid, uid) if uid else path
     knob = CATALOG[fields["knob"]]
     version = hierarchy.version(knob.controller)
-    actual = read_value(hierarchy, path, knob, files)
+    actual = read_value(hierarchy, path, knob)
     text = str(fields["value"])
     state, detail = "missing", f"no {knob.controller} controller with {knob.name} on this node"
     if version is not None and knob.file(version) is not None:
@@ -333,7 +328,7 @@ def _row(
         if actual is None:
             gone = not os.path.isdir(hierarchy.identity_directory(path))
             state, detail = ("gone", "its group is gone") if gone else ("missing", f"this kernel has no {knob.name}")
-        elif masked_by is not None and read_value(hierarchy, path, masked_by, files) not in {None, "0"}:
+        elif masked_by is not None and read_value(hierarchy, path, masked_by) not in {None, "0"}:
             actual, state, detail = None, "in place", f"takes effect once {masked_by.name} ends"
     return {
         "place": f"{title}/{cid[:12]}" if cid else title,

@@ -4,9 +4,7 @@ Shape of the JSON: docs/plan.md.
 """
 
 import os
-import signal
 import tempfile
-import threading
 import time
 from argparse import Namespace
 from collections import Counter
@@ -34,6 +32,7 @@ from reconciler.cli.podsfile import LAYOUT, plan_machine, read_pods_file
 from reconciler.cli.recorded import CriAnswers, RecordedNode, read_recorded
 from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, field, head, line, present, section
 from reconciler.cli.status import CLASSES
+from reconciler.cli.termination import Termination
 from reconciler.config import load
 from reconciler.placement.claims import cpu_claims, plain
 from reconciler.runtime import format as fmt
@@ -330,27 +329,9 @@ def _unpacked(root: str) -> Iterator[tuple[str, FileOps]]:
     if os.path.isdir(root):
         yield os.path.abspath(root), REAL
         return
-    with _ended_by_exception(), tempfile.TemporaryDirectory(prefix="bypassd-plan-") as directory:
+    with Termination(), tempfile.TemporaryDirectory(prefix="bypassd-plan-") as directory:
         try:
             controls = unpack(root, directory)
         except InputError as exc:
             raise CliError(f"cannot be unpacked: {exc}", Exit.USAGE) from exc
         yield directory, controls
-
-
-@contextmanager
-def _ended_by_exception() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise an exception, so that every clean-up runs, as for SIGINT."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _leave(number: int, _frame: object) -> None:
-    raise SystemExit(128 + number)

@@ -10,13 +10,11 @@ import errno
 import json
 import mmap
 import os
-import signal
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from enum import StrEnum
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError, errno_name
@@ -27,6 +25,7 @@ from reconciler.cli import chain_trial
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.nodeview import InspectedNode
 from reconciler.cli.planted import CannotTryError, Planted, measured, spin
+from reconciler.cli.termination import Termination
 from reconciler.runtime import format as fmt
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
 from reconciler.runtime.safe_files import replace_file
@@ -81,12 +80,13 @@ def prove(node: InspectedNode) -> list[Proof]:
     except AlreadyRunningError as exc:
         raise CliError(str(exc), Exit.REFUSED) from exc
     try:
-        with _Termination() as termination:
+        with Termination() as termination:
             try:
                 clean(node.hierarchy)
                 proofs = []
                 for name, trial in TRIALS.items():
                     proofs.append(_tried(name, trial, node.hierarchy, directory))
+                    # Each trial calls fork, whose callbacks lose an exception.
                     termination.check()
                 _keep(directory, proofs)
             finally:
@@ -94,31 +94,6 @@ def prove(node: InspectedNode) -> list[Proof]:
     finally:
         lock.release()
     return proofs
-
-
-class _Termination:
-    """While it is open SIGTERM ends the command as Ctrl-C does: what is open is undone on the way out."""
-
-    def __enter__(self) -> Self:
-        self._number: int | None = None
-        self._before = signal.signal(signal.SIGTERM, self._arrived)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGTERM, self._before)
-
-    def check(self) -> None:
-        """End the command when the signal has come but what it raised was lost.
-
-        The interpreter drops every exception that is raised within a finalizer or within a callback of ``fork``, which
-        each trial calls.
-        """
-        if self._number is not None:
-            sys.exit(128 + self._number)
-
-    def _arrived(self, number: int, _frame: object) -> None:
-        self._number = number
-        self.check()
 
 
 def _tried(name: str, trial: "Trial", hierarchy: Hierarchy, directory: str) -> Proof:

@@ -38,9 +38,11 @@ def of_pod(body: Row, pod: Row) -> Row:
         "findings": [finding for finding in findings if finding["victim"] == f"pod:{uid}"],
         "steps": [_step(climb, step) for climb, step in climbs if climb["victim"] == f"pod:{uid}"],
         "blamed": [
-            {key: finding[key] for key in ("rule", "victim", "title", "verdict", "for_s")} | {"place": place, **suspect}
+            # Without the suspect's title: it is this pod's, and the victim's has that name.
+            {key: finding[key] for key in ("rule", "victim", "title", "verdict", "for_s")}
+            | {"place": place, **{key: suspect[key] for key in ("uid", "score", "reason")}}
             for finding in findings
-            for place, suspect in enumerate(_renamed(finding["suspects"]), 1)
+            for place, suspect in enumerate(finding["suspects"], 1)
             if suspect["uid"] == uid
         ],
         "in_force": [_step(climb, step) for climb, step in climbs if step["suspect"] == uid],
@@ -52,12 +54,6 @@ def of_pod(body: Row, pod: Row) -> Row:
         ],
         "closing": eviction.get("closing") if pod.get("class") not in _ONLINE else None,
     }
-
-
-def _renamed(suspects: list[Row]) -> Iterator[Row]:
-    """A suspect's own title is the pod's, which is known here."""
-    for suspect in suspects:
-        yield {"uid": suspect["uid"], "score": suspect["score"], "reason": suspect["reason"]}
 
 
 def _step(climb: Row, step: Row) -> Row:
