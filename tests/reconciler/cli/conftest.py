@@ -94,6 +94,12 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.fixture
+def ctl(run: Run, daemon: FakeDaemon) -> Run:
+    """The same with the daemon that shows the document."""
+    return lambda *message: run(*message, "--socket", daemon.socket)
+
+
+@pytest.fixture
 def tmp_path(request: pytest.FixtureRequest) -> Iterator[Path]:
     """For tests that are another user, outside of pytest's own: each start of a pytest closes that one to others."""
     if "nobody" not in request.fixturenames:

@@ -53,13 +53,13 @@ def person(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "ana")
 
 
-def test_the_daemon_tests_its_sinks_and_a_bad_one_makes_the_exit_code(run: Run, daemon: FakeDaemon) -> None:
+def test_the_daemon_tests_its_sinks_and_a_bad_one_makes_the_exit_code(ctl: Run, daemon: FakeDaemon) -> None:
     results = [
         {"sink": "log", "kind": "journal", "ok": True, "detail": "taken", "seconds": 0.001},
         {"sink": "oncall", "kind": "webhook", "ok": False, "detail": "http://h: HTTP 500", "seconds": 0.25},
     ]
     daemon.answers["POST /alerts/test"] = (200, {"sinks": results})
-    ran = run("alert", "test", "--socket", daemon.socket)
+    ran = ctl("alert", "test")
     assert (ran.code, ran.err) == (Exit.NOT_OK, "")
     assert [line.split() for line in ran.out.splitlines()] == [
         ["SINK", "KIND", "TIME", "DETAIL"],
@@ -68,13 +68,13 @@ def test_the_daemon_tests_its_sinks_and_a_bad_one_makes_the_exit_code(run: Run, 
     ]
     assert daemon.asked[-1] == ("POST /alerts/test", {"sink": None, "by": "ana"})
     daemon.answers["POST /alerts/test"] = (200, {"sinks": results[:1]})
-    ran = run("alert", "test", "--sink", "log", "-o", "json", "--socket", daemon.socket)
+    ran = ctl("alert", "test", "--sink", "log", "-o", "json")
     assert (ran.code, json.loads(ran.out)) == (Exit.OK, {"sinks": results[:1]})
 
 
-def test_no_such_sink_is_a_usage_error_in_the_daemons_words(run: Run, daemon: FakeDaemon) -> None:
+def test_no_such_sink_is_a_usage_error_in_the_daemons_words(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.answers["POST /alerts/test"] = (400, {"error": "sink: 'x': expected one of log"})
-    ran = run("alert", "test", "--sink", "x", "--socket", daemon.socket)
+    ran = ctl("alert", "test", "--sink", "x")
     assert (ran.code, ran.err) == (Exit.USAGE, "bypassctl: the daemon: sink: 'x': expected one of log\n")
 
 
@@ -101,21 +101,21 @@ def test_without_a_daemon_the_sinks_are_built_from_the_configuration(run: Run, t
     assert run("alert", "test", "--config", str(config), "--socket", f"{tmp_path}/none").code == Exit.USAGE
 
 
-def test_alerts_are_shown_with_their_sinks_and_newest_first(run: Run, daemon: FakeDaemon) -> None:
+def test_alerts_are_shown_with_their_sinks_and_newest_first(ctl: Run, daemon: FakeDaemon) -> None:
     over = {**KNOWN, "id": "ab-2", "last_s": 2000.0, "status": "resolved", "to": [], "count": 1}
     daemon.document["alerts"] = {"sinks": [SINK], "stored": [KNOWN], "recent": [over, KNOWN]}
-    ran = run("alerts", "--socket", daemon.socket)
+    ran = ctl("alerts")
     lines = ran.out.splitlines()
     assert (ran.code, len(lines)) == (Exit.OK, 6)
     assert lines[1].split() == ["oncall", "webhook", "bad", "7", "1", "3", "HTTP", "500"]
     assert lines[4].endswith("eviction-done  1      -            ended: ci/batch-7 was evicted")
     assert lines[5].endswith("eviction-done  2      oncall       ci/batch-7 was evicted")
-    ran = run("alerts", "-o", "json", "--socket", daemon.socket)
+    ran = ctl("alerts", "-o", "json")
     assert json.loads(ran.out)["alerts"]["stored"][0]["id"] == "ab-1"
 
 
-def test_a_real_daemon_without_sinks_says_so(run: Run, daemon: FakeDaemon) -> None:
-    ran = run("alerts", "--socket", daemon.socket)
+def test_a_real_daemon_without_sinks_says_so(ctl: Run) -> None:
+    ran = ctl("alerts")
     assert ran.out == "no sinks configured (alerts.sinks); alerts are written to the daemon's log only\n"
 
 

@@ -14,8 +14,8 @@ from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
 
-def names(run: Run, daemon: FakeDaemon, kind: str, prefix: str = "", *words: str) -> list[str]:
-    ran = run("__complete", kind, prefix, "bypassctl", "why", "--socket", daemon.socket, *words)
+def names(ctl: Run, kind: str, prefix: str = "", *words: str) -> list[str]:
+    ran = ctl("__complete", kind, prefix, "bypassctl", "why", *words)
     assert (ran.code, ran.err) == (0, "")
     return ran.out.splitlines()
 

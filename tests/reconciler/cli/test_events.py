@@ -59,9 +59,9 @@ def lines(out: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def test_each_event_is_a_line_of_json(run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_event_is_a_line_of_json(ctl: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     Feed(daemon, monkeypatch, answer(event(1), event(2, "alert:eviction-done")))
-    ran = run("events", "--socket", daemon.socket, "--since", "10m", "-o", "json")
+    ran = ctl("events", "--since", "10m", "-o", "json")
     assert ran.code == Exit.OK
     assert [(row["number"], row["type"], row["pod"]) for row in lines(ran.out)] == [
         (1, "write", "ci/old-1"),
@@ -70,20 +70,20 @@ def test_each_event_is_a_line_of_json(run: Run, daemon: FakeDaemon, monkeypatch:
 
 
 def test_following_asks_for_what_came_after_and_ends_well(
-    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    ctl: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed = Feed(daemon, monkeypatch, answer(event(1)), answer(event(2)), answer(event(3), missing=7))
-    ran = run("events", "--socket", daemon.socket, "--follow", "-o", "json")
+    ran = ctl("events", "--follow", "-o", "json")
     assert ran.code == Exit.OK
     assert feed.targets == ["/events", "/events?after=1&run=r1", "/events?after=2&run=r1"]
     assert [row["type"] for row in lines(ran.out)] == ["write", "write", "gap", "write"]
 
 
 def test_a_restart_is_reported_and_the_reader_goes_on(
-    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    ctl: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed = Feed(daemon, monkeypatch, answer(event(1)), answer(event(2, "start"), run="r2"), answer(run="r2"))
-    ran = run("events", "--socket", daemon.socket, "-f", "-o", "json")
+    ran = ctl("events", "-f", "-o", "json")
     assert ran.code == Exit.OK
     assert feed.targets[2] == "/events?after=2&run=r2"
     assert "restarted" in ran.err
@@ -91,16 +91,16 @@ def test_a_restart_is_reported_and_the_reader_goes_on(
 
 
 def test_a_daemon_with_too_much_to_do_is_waited_for(
-    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    ctl: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed = Feed(daemon, monkeypatch, answer(event(1)), 429, 503, answer(event(2)))
-    ran = run("events", "--socket", daemon.socket, "-f", "-o", "json")
+    ran = ctl("events", "-f", "-o", "json")
     assert ran.code == Exit.OK
     assert feed.targets[1:] == ["/events?after=1&run=r1"] * 3
     assert [row["number"] for row in lines(ran.out)] == [1, 2]
     assert len(ran.err.splitlines()) == 1
     Feed(daemon, monkeypatch, answer(event(1)), 404)
-    assert run("events", "--socket", daemon.socket, "-f").code == Exit.NOT_FOUND
+    assert ctl("events", "-f").code == Exit.NOT_FOUND
 
 
 @pytest.mark.parametrize(
@@ -115,33 +115,33 @@ def test_a_daemon_with_too_much_to_do_is_waited_for(
     ],
 )
 def test_choice(
-    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], numbers: list[int]
+    ctl: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], numbers: list[int]
 ) -> None:
     """The pod is no longer on the node: its events have its name."""
     plan = event(2, "plan", pod="", pod_uid=None)
     settings = event(4, "settings", pod="", pod_uid=None)
     Feed(daemon, monkeypatch, answer(event(1), plan, event(3, pod="shop/web-0", pod_uid="u0"), settings))
-    ran = run("events", "--socket", daemon.socket, "-o", "json", *arguments)
+    ran = ctl("events", "-o", "json", *arguments)
     assert [row["number"] for row in lines(ran.out)] == numbers
 
 
-def test_text_names_pods_and_foreign_writers(run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_names_pods_and_foreign_writers(ctl: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     foreign = event(2, "foreign", writer="person", process="bash", before="40000", after="-1")
     Feed(daemon, monkeypatch, answer(event(1), foreign))
-    ran = run("events", "--socket", daemon.socket)
+    ran = ctl("events")
     assert "u7" not in ran.out
     Feed(daemon, monkeypatch, answer(event(1, "foreign", writer="other", process="koordlet (pid 8)")))
-    assert run("events", "--socket", daemon.socket).out.rstrip().endswith("written by koordlet (pid 8)")
+    assert ctl("events").out.rstrip().endswith("written by koordlet (pid 8)")
     taken = event(1, "alert:response", file="", before=None, after=None, reason="victim ci/old-1 (cpu), applied: hold")
     Feed(daemon, monkeypatch, answer(taken))
-    assert run("events", "--socket", daemon.socket).out.count("ci/old-1") == 1
+    assert ctl("events").out.count("ci/old-1") == 1
     first, second = ran.out.splitlines()
     assert first.split()[1:3] == ["write", "ci/old-1:"]
     assert "person bash" in second
 
 
 def test_two_kinds_of_writes_of_one_pass_are_two_lines_and_a_later_pass_two_more(
-    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    ctl: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [
         event(number, path=f"/{number}", file="cpu.shares", after=str(1024 * (1 + number % 2)))
@@ -150,13 +150,13 @@ def test_two_kinds_of_writes_of_one_pass_are_two_lines_and_a_later_pass_two_more
     for row in rows:
         row["at"] = rows[0]["at"] + 0.01 * row["number"] + (60 if row["number"] > 20 else 0)
     Feed(daemon, monkeypatch, answer(*rows))
-    lines = run("events", "--socket", daemon.socket).out.splitlines()
+    lines = ctl("events").out.splitlines()
     assert len(lines) == 4
     assert all("9 more such writes in 10 groups" in line for line in lines)
 
 
 def test_writes_of_one_kind_that_follow_each_other_are_one_line_of_a_node_and_many_of_a_pod(
-    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    ctl: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quotas = [event(number, path=f"/kubepods/pod{number % 3}", after=str(1000 * number)) for number in range(1, 7)]
     plan = event(7, "plan", pod="", pod_uid=None, file="", before=None, after=None, reason="reclaimed 1 -> 2")
@@ -164,7 +164,7 @@ def test_writes_of_one_kind_that_follow_each_other_are_one_line_of_a_node_and_ma
     told = {}
     for options in ((), ("-o", "wide"), ("--pod", "old-1")):
         Feed(daemon, monkeypatch, answer(*quotas, plan, *sets))
-        told[options] = run("events", "--socket", daemon.socket, *options).out.splitlines()
+        told[options] = ctl("events", *options).out.splitlines()
     folded = told[()]
     assert [line.split()[1] for line in folded] == ["write", "plan", "write", "write"]
     assert "-> 1000 µs" in folded[0]
@@ -182,10 +182,10 @@ def test_writes_of_one_kind_that_follow_each_other_are_one_line_of_a_node_and_ma
     ],
 )
 def test_a_value_before_a_write_that_was_not_read_has_its_source(
-    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, before: str | None, source: str, shown: str
+    ctl: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, before: str | None, source: str, shown: str
 ) -> None:
     Feed(daemon, monkeypatch, answer(event(1, before=before, before_source=source)))
-    assert f"cpu.cfs_quota_us {shown} (budget" in run("events", "--socket", daemon.socket).out
+    assert f"cpu.cfs_quota_us {shown} (budget" in ctl("events").out
 
 
 def test_without_a_daemon_the_store_is_shown_and_following_is_refused(run: Run, tmp_path: Any) -> None:

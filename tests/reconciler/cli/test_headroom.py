@@ -39,9 +39,9 @@ PROMISED: dict[str, Any] = {
 }
 
 
-def test_it_is_shown_by_node(run: Run, daemon: FakeDaemon) -> None:
+def test_it_is_shown_by_node(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["headroom"] = PROMISED
-    ran = run("headroom", "--socket", daemon.socket)
+    ran = ctl("headroom")
     assert ran.code == Exit.OK
     assert ran.out.splitlines() == [
         "allocatable to BE: 5.60 CPU (CPU use measured 400 ms ago)",
@@ -74,9 +74,9 @@ def test_it_is_shown_by_node(run: Run, daemon: FakeDaemon) -> None:
         ),
     ],
 )
-def test_where_it_is_published_or_why_not(run: Run, daemon: FakeDaemon, there: dict[str, Any], text: str) -> None:
+def test_where_it_is_published_or_why_not(ctl: Run, daemon: FakeDaemon, there: dict[str, Any], text: str) -> None:
     daemon.document["headroom"] = {**PROMISED, "published": {**NOWHERE, **there}}
-    assert run("headroom", "--socket", daemon.socket).out.splitlines()[-1] == text
+    assert ctl("headroom").out.splitlines()[-1] == text
 
 
 def test_what_a_killed_daemon_has_published_is_named_with_the_command(run: Run, tmp_path: Path) -> None:
@@ -90,15 +90,15 @@ def test_what_a_killed_daemon_has_published_is_named_with_the_command(run: Run, 
     assert ran.out.splitlines()[-1] == "still published to node; bypassctl headroom --withdraw"
 
 
-def test_it_is_one_document_for_programs(run: Run, daemon: FakeDaemon) -> None:
+def test_it_is_one_document_for_programs(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["headroom"] = PROMISED
-    assert json.loads(run("headroom", "-o", "json", "--socket", daemon.socket).out) == {"headroom": PROMISED}
-    assert "numa_node: 1" in run("headroom", "-o", "yaml", "--socket", daemon.socket).out
+    assert json.loads(ctl("headroom", "-o", "json").out) == {"headroom": PROMISED}
+    assert "numa_node: 1" in ctl("headroom", "-o", "yaml").out
 
 
-def test_the_daemons_own_document_has_it(run: Run, daemon: FakeDaemon) -> None:
+def test_the_daemons_own_document_has_it(ctl: Run) -> None:
     """The real agent, which has planned but not yet measured for long enough."""
-    ran = run("headroom", "-o", "json", "--socket", daemon.socket)
+    ran = ctl("headroom", "-o", "json")
     assert json.loads(ran.out)["headroom"] == {
         "milli": 0,
         "reason": "not measured yet",

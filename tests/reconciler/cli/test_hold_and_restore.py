@@ -37,29 +37,29 @@ def offline(live: LiveNode, monkeypatch: pytest.MonkeyPatch) -> LiveNode:
     return live
 
 
-def test_a_hold_that_is_not_there_is_named_as_it_was_typed_and_not_by_uid(run: Run, daemon: FakeDaemon) -> None:
-    ran = run("release", "pod:ci/batch-7", "--socket", daemon.socket)
+def test_a_hold_that_is_not_there_is_named_as_it_was_typed_and_not_by_uid(ctl: Run) -> None:
+    ran = ctl("release", "pod:ci/batch-7")
     assert ran.code == Exit.NOT_FOUND
     assert "pod:ci/batch-7" in ran.err
     assert BATCH not in ran.err
 
 
-def test_a_hold_has_the_pods_uid_and_its_requester(run: Run, daemon: FakeDaemon) -> None:
+def test_a_hold_has_the_pods_uid_and_its_requester(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.answers["POST /holds"] = (201, {"target": f"pod:{BATCH}", "reason": "debug", "by": "ana", "until": None})
-    ran = run("hold", "pod:ci/batch-7", "--for", "90m", "--reason", "debug", "--socket", daemon.socket)
+    ran = ctl("hold", "pod:ci/batch-7", "--for", "90m", "--reason", "debug")
     assert ran.code == Exit.OK
     assert "on hold until release" in ran.out
     assert "bypassctl restore --pod ci/batch-7" in ran.out
     assert ran.out.splitlines()[-1] == "end the hold: bypassctl release pod:ci/batch-7"
     body = {"target": f"pod:{BATCH}", "reason": "debug", "by": "ana", "seconds": 5400.0}
     assert daemon.asked[-1] == ("POST /holds", body)
-    wide = run("hold", "batch-7", "--for", "90m", "--reason", "debug", "-o", "wide", "--socket", daemon.socket)
+    wide = ctl("hold", "batch-7", "--for", "90m", "--reason", "debug", "-o", "wide")
     assert wide.out.splitlines()[-1] == f"end the hold: bypassctl release pod:{BATCH}"
 
 
-def test_a_hold_that_makes_no_sense_is_a_usage_error_in_the_daemons_words(run: Run, daemon: FakeDaemon) -> None:
+def test_a_hold_that_makes_no_sense_is_a_usage_error_in_the_daemons_words(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.answers["POST /holds"] = (400, {"error": "hold target: 'cpu': expected node, pod:UID"})
-    ran = run("hold", "cpu", "--for", "1h", "--reason", "x", "--socket", daemon.socket)
+    ran = ctl("hold", "cpu", "--for", "1h", "--reason", "x")
     assert (ran.code, ran.err) == (Exit.USAGE, "bypassctl: the daemon: hold target: 'cpu': expected node, pod:UID\n")
 
 
@@ -71,13 +71,13 @@ def test_a_time_is_a_number_with_a_unit_above_zero_and_bounded(run: Run, text: s
         assert "expected a duration such as 90s, 15m, 1h or 2d, above 0 and at most 30d" in ran.err
 
 
-def test_a_hold_without_an_end_is_one_by_that_word_only(run: Run, daemon: FakeDaemon) -> None:
+def test_a_hold_without_an_end_is_one_by_that_word_only(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.answers["POST /holds"] = (201, {"target": "node", "reason": "x", "by": "ana", "until": None})
-    assert run("hold", "node", "--reason", "x", "--socket", daemon.socket).code == Exit.USAGE
-    both = run("hold", "node", "--for", "1h", "--until-released", "--reason", "x", "--socket", daemon.socket)
+    assert ctl("hold", "node", "--reason", "x").code == Exit.USAGE
+    both = ctl("hold", "node", "--for", "1h", "--until-released", "--reason", "x")
     assert both.code == Exit.USAGE
     assert not daemon.asked
-    assert run("hold", "node", "--until-released", "--reason", "x", "--socket", daemon.socket).code == Exit.OK
+    assert ctl("hold", "node", "--until-released", "--reason", "x").code == Exit.OK
     assert daemon.asked[-1][1] == {"target": "node", "reason": "x", "by": "ana", "until_released": True}
 
 
@@ -85,37 +85,37 @@ def test_the_bound_of_the_command_line_is_the_daemons() -> None:
     assert options.seconds("30d") == LONGEST_S
 
 
-def test_a_hold_without_an_end_is_shown_as_such_everywhere(run: Run, daemon: FakeDaemon) -> None:
+def test_a_hold_without_an_end_is_shown_as_such_everywhere(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["holds"] = [{"target": "node", "reason": "debug", "by": "cy", "until": None}]
     for command in (["status"], ["holds"], ["dump", "--section", "holds"], ["why", "batch-7"]):
-        assert "release" in run(*command, "--socket", daemon.socket).out
+        assert "release" in ctl(*command).out
 
 
-def test_restoring_one_pod_says_which_hold_is_on_it(run: Run, daemon: FakeDaemon) -> None:
+def test_restoring_one_pod_says_which_hold_is_on_it(ctl: Run, daemon: FakeDaemon) -> None:
     answer = {"files": [UNDONE], "restored": 1, "left": 0, "mode": "enforce"}
     hold = {"target": f"pod:{BATCH}", "reason": "INC-42", "by": "ben", "until": 4_000_000_000.0}
     daemon.answers["POST /restore"] = (200, {**answer, "hold": hold})
-    said = run("restore", "--pod", "batch-7", "--socket", daemon.socket).out.splitlines()[-1]
+    said = ctl("restore", "--pod", "batch-7").out.splitlines()[-1]
     assert all(part in said for part in ("INC-42", "ben", "2096-", "bypassctl release pod:ci/batch-7"))
     daemon.answers["POST /restore"] = (200, {**answer, "hold": None})
-    assert "not on hold" in run("restore", "--pod", "batch-7", "--socket", daemon.socket).out
+    assert "not on hold" in ctl("restore", "--pod", "batch-7").out
 
 
-def test_a_restored_pod_is_managed_again_when_all_its_holds_have_ended(run: Run, daemon: FakeDaemon) -> None:
+def test_a_restored_pod_is_managed_again_when_all_its_holds_have_ended(ctl: Run, daemon: FakeDaemon) -> None:
     hold = {"target": f"pod:{BATCH}", "reason": "INC-42", "by": "ben", "until": 4_000_000_000.0}
     off = {"target": f"off:{BATCH}", "reason": "INC-43", "by": "cy", "until": None}
     daemon.document["podnames"] = [{"uid": BATCH, "namespace": "ci", "name": "batch-7"}]
     daemon.document["holds"] = [hold, off, {**off, "target": "off:other"}]
     answer = {"files": [UNDONE], "restored": 1, "left": 0, "mode": "enforce", "hold": hold}
     daemon.answers["POST /restore"] = (200, answer)
-    said = run("restore", "--pod", "batch-7", "--socket", daemon.socket).out.splitlines()[-3:]
+    said = ctl("restore", "--pod", "batch-7").out.splitlines()[-3:]
     assert "bypassctl release pod:ci/batch-7" in said[0]
     assert all(part in said[1] for part in ("until release", "INC-43", "cy", "bypassctl release off:ci/batch-7"))
     assert said[2] == "managed again when all 2 holds have ended"
 
 
 @pytest.mark.parametrize("ended", ["pod", "off", "file"])
-def test_the_end_of_one_hold_names_the_others_on_the_same_pod(run: Run, daemon: FakeDaemon, ended: str) -> None:
+def test_the_end_of_one_hold_names_the_others_on_the_same_pod(ctl: Run, daemon: FakeDaemon, ended: str) -> None:
     """It is not managed again before all have ended."""
     target = f"file:{group(BATCH)}:cpu.weight" if ended == "file" else f"{ended}:{BATCH}"
     other = "pod" if ended == "off" else "off"
@@ -129,7 +129,7 @@ def test_the_end_of_one_hold_names_the_others_on_the_same_pod(run: Run, daemon: 
         {"target": f"{other}:{BATCH}x", "reason": "other", "by": "cy", "until": None},
         {"target": "node", "reason": "other", "by": "cy", "until": 1.0},
     ]
-    ran = run("release", target, "--socket", daemon.socket)
+    ran = ctl("release", target)
     first, *rest = ran.out.splitlines()
     assert "managed again" not in ran.out
     assert first.endswith(" released")
@@ -137,7 +137,7 @@ def test_the_end_of_one_hold_names_the_others_on_the_same_pod(run: Run, daemon: 
     assert rest[1].strip() == f"end it, too: bypassctl release {other}:ci/batch-7"
     assert rest[2].startswith("still on hold: node until release")
     assert len(rest) == 4
-    answer = json.loads(run("release", target, "-o", "json", "--socket", daemon.socket).out)
+    answer = json.loads(ctl("release", target, "-o", "json").out)
     assert [hold["target"] for hold in answer["still_held"]] == [f"{other}:{BATCH}", "node"]
 
 
@@ -152,52 +152,52 @@ def test_the_end_of_one_hold_names_the_others_on_the_same_pod(run: Run, daemon: 
     ],
 )
 def test_a_pods_name_ends_its_hold_whichever_it_has(
-    run: Run, daemon: FakeDaemon, target: str, holds: tuple[str, ...], released: str
+    ctl: Run, daemon: FakeDaemon, target: str, holds: tuple[str, ...], released: str
 ) -> None:
     """Who freed it with off has typed no prefix."""
     daemon.document["holds"] = [
         {"target": f"{kind}:{BATCH}", "reason": "INC-42", "by": "ben", "until": None} for kind in holds
     ]
-    run("release", target, "--socket", daemon.socket)
+    ctl("release", target)
     assert [asked for asked, _ in daemon.asked if asked.startswith("DELETE")] == [f"DELETE /holds/{released}:{BATCH}"]
 
 
-def test_in_observe_nothing_is_managed_again(run: Run, daemon: FakeDaemon) -> None:
+def test_in_observe_nothing_is_managed_again(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["agent"]["mode"] = "observe"
     daemon.answers["DELETE /holds/node"] = (200, {"released": "node"})
-    ran = run("release", "node", "--socket", daemon.socket)
+    ran = ctl("release", "node")
     assert ran.out == "hold on node released; mode observe: nothing is written\n"
 
 
-def test_a_hold_is_ended_whatever_characters_its_target_has(run: Run, daemon: FakeDaemon) -> None:
+def test_a_hold_is_ended_whatever_characters_its_target_has(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.answers["DELETE /holds/file:/kubepods/a%20b%3F"] = (200, {"released": "file:/kubepods/a b?"})
-    ran = run("release", "file:/kubepods/a b?", "--socket", daemon.socket)
+    ran = ctl("release", "file:/kubepods/a b?")
     assert (ran.code, ran.out) == (Exit.OK, "hold on file:/kubepods/a b? released; managed again\n")
 
 
-def test_the_holds_are_listed_with_the_time_they_have_left(run: Run, daemon: FakeDaemon) -> None:
+def test_the_holds_are_listed_with_the_time_they_have_left(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["holds"] = [
         {"target": "node", "reason": "upgrade", "by": "ana", "until": 4_000_000_000.0},
         {"target": "knob:cpu.set", "reason": "old", "by": "ben", "until": 1.0},
         {"target": "pod:x", "reason": "debug", "by": "cy", "until": None},
     ]
-    lines = run("holds", "--socket", daemon.socket).out.splitlines()
+    lines = ctl("holds").out.splitlines()
     assert lines[1].split()[2:] == ["d", "left", "ana", "upgrade"]
     assert lines[2].split() == ["knob:cpu.set", "expired", "ben", "old"]
     assert lines[3].split() == ["pod:x", "until", "release", "cy", "debug"]
-    assert len(json.loads(run("holds", "-o", "json", "--socket", daemon.socket).out)["holds"]) == 3
+    assert len(json.loads(ctl("holds", "-o", "json").out)["holds"]) == 3
 
 
-def test_a_bad_configuration_is_refused_by_reload(run: Run, daemon: FakeDaemon) -> None:
+def test_a_bad_configuration_is_refused_by_reload(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.answers["POST /reload"] = (503, {"error": "/etc/x.yaml:1:1: mode: no\n/etc/x.yaml:2:1: also no"})
-    ran = run("reload", "--socket", daemon.socket)
+    ran = ctl("reload")
     assert ran.code == Exit.REFUSED
     assert ran.err == "bypassctl: the daemon: /etc/x.yaml:1:1: mode: no /etc/x.yaml:2:1: also no\n"
     daemon.answers["POST /reload"] = (200, {"mode": "enforce", "needs_restart": []})
-    assert run("reload", "--socket", daemon.socket).out == "reloaded; mode enforce\n"
+    assert ctl("reload").out == "reloaded; mode enforce\n"
     daemon.answers["POST /reload"] = (200, {"mode": "observe", "needs_restart": ["store.path", "kubelet.endpoint"]})
     shown = "reloaded; mode observe; takes effect with a restart: store.path, kubelet.endpoint\n"
-    assert run("reload", "--socket", daemon.socket).out == shown
+    assert ctl("reload").out == shown
 
 
 def test_an_order_without_a_daemon_says_what_to_do(run: Run, tmp_path: Path) -> None:
@@ -247,9 +247,9 @@ def test_what_only_a_daemon_knows_is_one_line_without_it(run: Run, offline: Live
         assert "showing the state file" not in ran.err
 
 
-def test_restore_through_the_daemon_shows_every_file(run: Run, daemon: FakeDaemon) -> None:
+def test_restore_through_the_daemon_shows_every_file(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.answers["POST /restore"] = (200, {"files": [UNDONE], "restored": 1, "left": 0, "mode": "observe"})
-    ran = run("restore", "--socket", daemon.socket)
+    ran = ctl("restore")
     assert daemon.asked == [("GET /healthz", None), ("POST /restore", {"pod_uid": None, "by": "ana"})]
     assert ran.code == Exit.OK
     assert ran.out.splitlines() == [
@@ -261,17 +261,17 @@ def test_restore_through_the_daemon_shows_every_file(run: Run, daemon: FakeDaemo
     ]
 
 
-def test_a_restore_of_a_daemon_that_observes_promises_no_resumption(run: Run, daemon: FakeDaemon) -> None:
+def test_a_restore_of_a_daemon_that_observes_promises_no_resumption(ctl: Run, daemon: FakeDaemon) -> None:
     answer = {"files": [], "restored": 0, "left": 0, "mode": "observe"}
     for configured, resumed in (("enforce", True), ("observe", False)):
         daemon.answers["POST /restore"] = (200, {**answer, "configured_mode": configured})
-        assert ("bypassctl reload" in run("restore", "--socket", daemon.socket).out) == resumed
+        assert ("bypassctl reload" in ctl("restore").out) == resumed
 
 
-def test_a_file_that_is_left_is_a_failure_and_listed_first(run: Run, daemon: FakeDaemon) -> None:
+def test_a_file_that_is_left_is_a_failure_and_listed_first(ctl: Run, daemon: FakeDaemon) -> None:
     left = {**UNDONE, "undo": "changed by somebody else since; left", "text": "5", "detail": "by systemd"}
     daemon.answers["POST /restore"] = (200, {"files": [UNDONE, left], "restored": 1, "left": 1, "mode": "observe"})
-    ran = run("restore", "--pod", "batch-7", "--socket", daemon.socket)
+    ran = ctl("restore", "--pod", "batch-7")
     assert ran.code == Exit.NOT_OK
     assert daemon.asked[-1] == ("POST /restore", {"pod_uid": BATCH, "by": "ana"})
     assert "changed by somebody else since; left  /kubepods/besteffort (by systemd)" in ran.out.splitlines()[1]

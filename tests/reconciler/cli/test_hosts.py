@@ -111,13 +111,13 @@ def finding(victim: str, title: str, suspects: list[dict[str, Any]]) -> dict[str
     }
 
 
-def test_why_has_what_is_read_and_each_verdict_in_which_it_is(run: Run, hosts: FakeDaemon) -> None:
+def test_why_has_what_is_read_and_each_verdict_in_which_it_is(ctl: Run, hosts: FakeDaemon) -> None:
     hog = {"uid": "uid-hog", "title": "ci/hog", "score": 0.9, "reason": "used 2.50 CPU"}
     ours = {"uid": "host:db", "title": "host workload db", "score": 0.4, "reason": "used 1.25 CPU"}
     hosts.document["interference"] = {
         "findings": [finding("host:db", "host workload db", [hog]), finding("pod:web", "shop/web", [ours])]
     }
-    ran = run("why", "host:db", "--socket", hosts.socket)
+    ran = ctl("why", "host:db")
     assert ran.code == Exit.OK
     for text in (
         "host workload db: unit:db@*, counts as an online victim",

@@ -78,14 +78,14 @@ def test_two_pods_that_are_shown_alike_are_ambiguous(long: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("prefix", [shortened(TITLE, 24), shortened(NAME, 24), "machine-learning-batch/night"])
-def test_pods_takes_it_as_the_start_of_a_name(run: Run, daemon: FakeDaemon, prefix: str) -> None:
+def test_pods_takes_it_as_the_start_of_a_name(ctl: Run, daemon: FakeDaemon, prefix: str) -> None:
     rows = [
         {"uid": "u", "namespace": "machine-learning-batch", "name": NAME},
         {"uid": "v", "namespace": "shop", "name": "night"},
     ]
     keys = dict.fromkeys(("class", "pool", "cpus", "quota_milli", "wait_percent", "state")) | {"counters": {}}
     daemon.document["podlist"] = [keys | row for row in rows]
-    ran = run("pods", prefix, "--socket", daemon.socket, "-o", "json", "--interval", "0")
+    ran = ctl("pods", prefix, "-o", "json", "--interval", "0")
     assert [pod["uid"] for pod in json.loads(ran.out)["pods"]] == ["u"]
 
 

@@ -40,17 +40,17 @@ def test_holds_have_names_in_the_place_of_uids_and_paths(run: Run, held: FakeDae
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_release_takes_what_holds_prints(run: Run, held: FakeDaemon, target: str) -> None:
+def test_release_takes_what_holds_prints(ctl: Run, held: FakeDaemon, target: str) -> None:
     held.answers |= {f"DELETE /holds/{target}": (200, {"released": target})}
     for text in (target, TARGETS[target]):
-        assert run("release", text, "--socket", held.socket).code == Exit.OK, text
+        assert ctl("release", text).code == Exit.OK, text
 
 
-def test_a_title_of_two_holds_is_ambiguous(run: Run, held: FakeDaemon) -> None:
+def test_a_title_of_two_holds_is_ambiguous(ctl: Run, held: FakeDaemon) -> None:
     other = BATCH[:-1] + "0"
     held.document["podnames"].append({"uid": other, "namespace": "ci", "name": "batch-7"})
     held.document["holds"].append({"target": f"pod:{other}", "reason": "x", "by": "ana", "until": None})
-    ran = run("release", "pod:ci/batch-7", "--socket", held.socket)
+    ran = ctl("release", "pod:ci/batch-7")
     assert ran.code == Exit.AMBIGUOUS
     assert {BATCH, other} <= {line.strip().removeprefix("pod:") for line in ran.err.splitlines()}
     assert not [text for text, _ in held.asked if text.startswith("DELETE")]
@@ -75,7 +75,7 @@ def test_a_hold_takes_a_pod_without_its_kind(run: Run, daemon: FakeDaemon) -> No
         assert daemon.asked[-1][1]["target"] == target  # type: ignore[index]
 
 
-def test_a_namespace_chooses_among_pods_of_one_name(run: Run, daemon: FakeDaemon) -> None:
+def test_a_namespace_chooses_among_pods_of_one_name(run: Run, ctl: Run, daemon: FakeDaemon) -> None:
     pod = next(pod for pod in daemon.document["pods"] if pod["uid"] == BATCH)
     other = {**pod, "uid": "0d0d0d0d-0d0d-0d0d-0d0d-0d0d0d0d0d0d", "namespace": "qa", "title": "qa/batch-7"}
     daemon.document["pods"].append(other | {"containers": []})
@@ -88,12 +88,12 @@ def test_a_namespace_chooses_among_pods_of_one_name(run: Run, daemon: FakeDaemon
     bodies = {text: body for text, body in daemon.asked if body is not None}
     assert bodies["POST /holds"]["target"] == f"pod:{other['uid']}"  # type: ignore[index]
     assert bodies["POST /restore"]["pod_uid"] == other["uid"]  # type: ignore[index]
-    assert run("restore", "-n", "qa", "--socket", daemon.socket).code == Exit.USAGE, "not the whole node"
+    assert ctl("restore", "-n", "qa").code == Exit.USAGE, "not the whole node"
 
 
-def test_lists_of_a_namespace_have_its_pods_only(run: Run, daemon: FakeDaemon) -> None:
+def test_lists_of_a_namespace_have_its_pods_only(ctl: Run, daemon: FakeDaemon) -> None:
     def places(*words: str) -> set[str]:
-        out = run("diff", "--all", "-o", "json", "--socket", daemon.socket, *words).out
+        out = ctl("diff", "--all", "-o", "json", *words).out
         return {row["place"].partition("/")[0] for row in json.loads(out)["settings"]}
 
     assert "ci" in places()
@@ -105,17 +105,17 @@ def test_lists_of_a_namespace_have_its_pods_only(run: Run, daemon: FakeDaemon) -
     rows = [{"title": title} for title in titles]
     daemon.document["eviction"] = {"enabled": True, "open": rows, "would": rows, "ended": rows, "refusals": []}
     for command, keys in (("interference", ("findings",)), ("evictions", ("open", "would", "ended"))):
-        ran = run(command, "-o", "json", "--socket", daemon.socket, "-n", "shop")
+        ran = ctl(command, "-o", "json", "-n", "shop")
         fields = json.loads(ran.out)["interference" if command == "interference" else "eviction"]
         assert [row["title"] for key in keys for row in fields[key]] == ["shop/web-0"] * len(keys)
 
 
 @pytest.mark.parametrize(("command", "section"), [("interference", "interference"), ("evictions", "eviction")])
 def test_what_is_off_is_null_as_json_and_its_exit_code_is_the_same(
-    run: Run, daemon: FakeDaemon, command: str, section: str
+    ctl: Run, daemon: FakeDaemon, command: str, section: str
 ) -> None:
     daemon.document[section] = None
-    table = run(command, "--socket", daemon.socket)
-    ran = run(command, "-o", "json", "--socket", daemon.socket)
+    table = ctl(command)
+    ran = ctl(command, "-o", "json")
     assert (table.code, table.out) == (Exit.NOT_FOUND, "")
     assert (ran.code, json.loads(ran.out)) == (Exit.NOT_FOUND, {section: None})

@@ -15,14 +15,14 @@ from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
 
-def test_every_command_with_forms_has_the_same(run: Run, daemon: FakeDaemon) -> None:
+def test_every_command_with_forms_has_the_same(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["holds"] = [{"target": "node", "until": None, "by": "ana", "reason": "r"}]
-    assert json.loads(run("-o", "json", "holds", "--socket", daemon.socket).out)["holds"][0]["by"] == "ana"
-    table = run("holds", "--socket", daemon.socket).out
-    assert run("holds", "--socket", daemon.socket, "-o", "wide").out == table
-    assert run("holds", "--socket", daemon.socket, "--no-headers").out.split() == table.split()[4:]
-    assert run("holds", "--socket", daemon.socket).out == table, "of one run only"
-    assert json.loads(run("holds", "--socket", daemon.socket, "-o", "json").out)["holds"][0]["by"] == "ana"
+    assert json.loads(ctl("-o", "json", "holds").out)["holds"][0]["by"] == "ana"
+    table = ctl("holds").out
+    assert ctl("holds", "-o", "wide").out == table
+    assert ctl("holds", "--no-headers").out.split() == table.split()[4:]
+    assert ctl("holds").out == table, "of one run only"
+    assert json.loads(ctl("holds", "-o", "json").out)["holds"][0]["by"] == "ana"
     for command in COMMANDS:
         if len(command.formats) > 1:
             assert {"table", "wide", "json", "yaml"} <= set(command.formats), command.name

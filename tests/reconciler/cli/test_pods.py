@@ -48,8 +48,8 @@ def two(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
     return daemon
 
 
-def pods(run: Run, daemon: FakeDaemon, *arguments: str) -> list[dict[str, Any]]:
-    ran = run("pods", "--socket", daemon.socket, "-o", "json", *arguments)
+def pods(ctl: Run, *arguments: str) -> list[dict[str, Any]]:
+    ran = ctl("pods", "-o", "json", *arguments)
     assert ran.code == Exit.OK
     found: list[dict[str, Any]] = json.loads(ran.out)["pods"]
     return found

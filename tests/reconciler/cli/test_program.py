@@ -212,9 +212,9 @@ def test_the_commands_are_listed_without_a_command_and_by_help(run: Run) -> None
 @pytest.mark.parametrize(
     "before", [("-o", "json"), ("-ojson",), ("--output=json", "--store", "/none"), ("--root", "/", "-o", "json")]
 )
-def test_options_of_a_command_may_precede_it(run: Run, daemon: FakeDaemon, before: tuple[str, ...]) -> None:
-    after = run("holds", *before, "--socket", daemon.socket)
-    assert run(*before, "--socket", daemon.socket, "holds") == after
+def test_options_of_a_command_may_precede_it(ctl: Run, daemon: FakeDaemon, before: tuple[str, ...]) -> None:
+    after = ctl("holds", *before)
+    assert ctl(*before, "holds") == after
     assert json.loads(after.out)["holds"] == daemon.document["holds"]
 
 
@@ -295,24 +295,24 @@ def test_a_configuration_that_names_places_is_obeyed(run: Run, live: LiveNode, t
     ],
 )
 def test_whatever_answers_badly_is_one_message_and_the_store_is_tried(
-    run: Run, daemon: FakeDaemon, tmp_path: Path, raw: bytes, words_: str
+    ctl: Run, daemon: FakeDaemon, tmp_path: Path, raw: bytes, words_: str
 ) -> None:
     daemon.raw = raw
-    ran = run("status", "--socket", daemon.socket, "--store", str(tmp_path / "state.db"))
+    ran = ctl("status", "--store", str(tmp_path / "state.db"))
     assert ran.code == Exit.UNREACHABLE
     assert words_ in ran.err
     assert ran.err.count("\n") == 1
 
 
 def test_a_section_that_a_daemon_of_another_version_lacks_is_one_message(
-    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    ctl: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = (400, {"error": "section: 'podparents': expected one of agent, pods"})
     monkeypatch.setattr(daemon, "answer", lambda *_: refused)
-    ran = run("pods", "--socket", daemon.socket)
+    ran = ctl("pods")
     assert (ran.code, ran.err.count("\n")) == (Exit.REFUSED, 1)
     assert f"another version than {__version__}? (systemctl restart bypassd)" in ran.err
-    ran = run("dump", "--section", "podparents", "--socket", daemon.socket)
+    ran = ctl("dump", "--section", "podparents")
     assert ran.code == Exit.USAGE
     assert "expected one of agent, pods" in ran.err
 

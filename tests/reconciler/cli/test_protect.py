@@ -31,9 +31,9 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_level_is_written_and_reloaded(run: Run, file: Path, daemon: FakeDaemon) -> None:
+def test_a_level_is_written_and_reloaded(ctl: Run, file: Path, daemon: FakeDaemon) -> None:
     daemon.answers[RELOAD] = 200, {"mode": "enforce", "protect": "cpu"}
-    ran = run("protect", "cpu", "--config", str(file), "--socket", daemon.socket)
+    ran = ctl("protect", "cpu", "--config", str(file))
     assert (ran.code, ran.err) == (Exit.OK, "")
     assert file.read_text() == "# ours\nprotect: cpu     # until May\non_stop: restore\n"
     assert file.stat().st_mode & 0o777 == 0o640
@@ -43,9 +43,9 @@ def test_a_level_is_written_and_reloaded(run: Run, file: Path, daemon: FakeDaemo
     assert os.listdir(file.parent) == [file.name]
 
 
-def test_each_difference_is_named_with_what_the_node_lacks(run: Run, file: Path, daemon: FakeDaemon) -> None:
+def test_each_difference_is_named_with_what_the_node_lacks(ctl: Run, file: Path, daemon: FakeDaemon) -> None:
     daemon.answers[RELOAD] = 200, {"mode": "enforce", "protect": "full"}
-    ran = run("protect", "full", "--config", str(file), "--socket", daemon.socket, "-o", "json")
+    ran = ctl("protect", "full", "--config", str(file), "-o", "json")
     answer = json.loads(ran.out)
     assert answer["changed"]["mode"] == {"from": "observe", "to": "enforce"}
     assert answer["changed"]["policies.network.enabled"] == {"from": "false", "to": "true"}
@@ -54,36 +54,36 @@ def test_each_difference_is_named_with_what_the_node_lacks(run: Run, file: Path,
     assert answer["written"]
 
 
-def test_a_dry_run_writes_nothing(run: Run, file: Path, daemon: FakeDaemon) -> None:
+def test_a_dry_run_writes_nothing(ctl: Run, file: Path, daemon: FakeDaemon) -> None:
     before = file.read_text()
-    ran = run("protect", "full", "--dry-run", "--config", str(file), "--socket", daemon.socket)
+    ran = ctl("protect", "full", "--dry-run", "--config", str(file))
     assert ran.code == Exit.OK
     assert "mode: observe -> enforce" in ran.out
     assert (file.read_text(), daemon.asked) == (before, [])
 
 
-def test_a_reload_that_is_refused_puts_the_text_back(run: Run, file: Path, daemon: FakeDaemon) -> None:
+def test_a_reload_that_is_refused_puts_the_text_back(ctl: Run, file: Path, daemon: FakeDaemon) -> None:
     before = file.read_text()
     daemon.answers[RELOAD] = 409, {"error": "conf.d/a.yaml:1: mode: expected observe"}
-    ran = run("protect", "cpu", "--config", str(file), "--socket", daemon.socket)
+    ran = ctl("protect", "cpu", "--config", str(file))
     assert ran.code == Exit.REFUSED
     assert "conf.d/a.yaml:1" in ran.err
     assert file.read_text() == before
 
 
-def test_a_new_file_that_is_refused_is_removed(run: Run, tmp_path: Path, daemon: FakeDaemon) -> None:
+def test_a_new_file_that_is_refused_is_removed(ctl: Run, tmp_path: Path, daemon: FakeDaemon) -> None:
     daemon.answers[RELOAD] = 409, {"error": "no"}
     path = tmp_path / "config.yaml"
-    assert run("protect", "cpu", "--config", str(path), "--socket", daemon.socket).code == Exit.REFUSED
+    assert ctl("protect", "cpu", "--config", str(path)).code == Exit.REFUSED
     assert not path.exists()
     daemon.answers[RELOAD] = 200, {"mode": "enforce", "protect": "cpu"}
-    assert run("protect", "cpu", "--config", str(path), "--socket", daemon.socket).code == Exit.OK
+    assert ctl("protect", "cpu", "--config", str(path)).code == Exit.OK
     assert path.read_text() == "protect: cpu\n"
 
 
 @pytest.mark.parametrize("old", ["protect: observe\n", "protect: cpu\n", None])
 def test_an_edit_during_a_refused_reload_is_kept(
-    run: Run, tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, old: str | None
+    ctl: Run, tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, old: str | None
 ) -> None:
     path = tmp_path / "config.yaml"
     if old is not None:
@@ -95,13 +95,13 @@ def test_an_edit_during_a_refused_reload_is_kept(
         return 409, {"error": "no"}
 
     monkeypatch.setattr(daemon, "answer", refuse)
-    ran = run("protect", "cpu", "--config", str(path), "--socket", daemon.socket)
+    ran = ctl("protect", "cpu", "--config", str(path))
     assert (ran.code, path.read_text()) == (Exit.REFUSED, edited)
     assert ("is unchanged" if old == "protect: cpu\n" else "was edited meanwhile and keeps the edit") in ran.err
 
 
 def test_what_cannot_be_taken_back_is_said_with_the_daemons_reason(
-    run: Run, file: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    ctl: Run, file: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_method: str, _path: str, _body: bytes) -> tuple[int, object]:
         monkeypatch.setattr(protect, "replace_file", full)
@@ -111,7 +111,7 @@ def test_what_cannot_be_taken_back_is_said_with_the_daemons_reason(
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(daemon, "answer", refuse)
-    ran = run("protect", "cpu", "--config", str(file), "--socket", daemon.socket)
+    ran = ctl("protect", "cpu", "--config", str(file))
     assert ran.code == Exit.REFUSED
     assert "keeps protect: cpu" in ran.err
     assert "ENOSPC" in ran.err
@@ -119,7 +119,7 @@ def test_what_cannot_be_taken_back_is_said_with_the_daemons_reason(
 
 
 def test_a_node_that_cannot_be_inspected_gets_no_level(
-    run: Run, file: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    ctl: Run, file: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = file.read_text()
 
@@ -127,19 +127,19 @@ def test_a_node_that_cannot_be_inspected_gets_no_level(
         raise CliError("no cgroups", Exit.UNREACHABLE)
 
     monkeypatch.setattr(protect, "inspect_node", fail)
-    ran = run("protect", "cpu", "--config", str(file), "--socket", daemon.socket)
+    ran = ctl("protect", "cpu", "--config", str(file))
     assert (ran.code, file.read_text(), daemon.asked) == (Exit.UNREACHABLE, before, [])
 
 
 def test_an_edit_before_the_write_is_kept(
-    run: Run, file: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    ctl: Run, file: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def edit(options: Namespace, *, loaded: Loaded) -> InspectedNode:
         file.write_text("on_stop: keep\n")
         return inspect_node(options, loaded=loaded)
 
     monkeypatch.setattr(protect, "inspect_node", edit)
-    ran = run("protect", "cpu", "--config", str(file), "--socket", daemon.socket)
+    ran = ctl("protect", "cpu", "--config", str(file))
     assert (ran.code, file.read_text(), daemon.asked) == (Exit.REFUSED, "on_stop: keep\n", [])
     assert "edited meanwhile" in ran.err
 
@@ -157,9 +157,9 @@ def test_the_undo_restores_what_was_there(run: Run, file: Path, daemon: FakeDaem
     assert "bypassctl protect observe" not in out
 
 
-def test_a_daemon_that_reads_another_file_is_found_out(run: Run, file: Path, daemon: FakeDaemon) -> None:
+def test_a_daemon_that_reads_another_file_is_found_out(ctl: Run, file: Path, daemon: FakeDaemon) -> None:
     daemon.answers[RELOAD] = 200, {"mode": "observe", "protect": None}
-    ran = run("protect", "cpu", "--config", str(file), "--socket", daemon.socket)
+    ran = ctl("protect", "cpu", "--config", str(file))
     assert ran.code == Exit.REFUSED
     assert "another file" in ran.err
 
@@ -171,13 +171,13 @@ def test_without_the_daemon_it_is_for_the_next_start(run: Run, file: Path, tmp_p
     assert "protect: cpu" in file.read_text()
 
 
-def test_the_file_that_decides_is_changed(run: Run, file: Path, daemon: FakeDaemon) -> None:
+def test_the_file_that_decides_is_changed(ctl: Run, file: Path, daemon: FakeDaemon) -> None:
     daemon.answers[RELOAD] = 200, {"mode": "enforce", "protect": "cpu"}
     before = file.read_text()
     more = file.parent / "conf.d" / "level.yaml"
     more.parent.mkdir()
     more.write_text("protect: full\n")
-    assert run("protect", "cpu", "--config", str(file), "--socket", daemon.socket).code == Exit.OK
+    assert ctl("protect", "cpu", "--config", str(file)).code == Exit.OK
     assert (file.read_text(), more.read_text()) == (before, "protect: cpu\n")
 
 
@@ -200,18 +200,18 @@ def test_what_cannot_be_changed_safely_is_refused(
     assert file.read_text() == text
 
 
-def test_a_mode_that_a_file_has_wins_and_is_said(run: Run, file: Path, daemon: FakeDaemon) -> None:
+def test_a_mode_that_a_file_has_wins_and_is_said(ctl: Run, file: Path, daemon: FakeDaemon) -> None:
     daemon.answers[RELOAD] = 200, {"mode": "observe", "protect": "cpu"}
     file.write_text("mode: observe\n")
-    ran = run("protect", "cpu", "--config", str(file), "--socket", daemon.socket)
+    ran = ctl("protect", "cpu", "--config", str(file))
     assert f"mode: observe at {file}:2" in ran.out
 
 
-def test_a_link_stays_one(run: Run, file: Path, daemon: FakeDaemon) -> None:
+def test_a_link_stays_one(ctl: Run, file: Path, daemon: FakeDaemon) -> None:
     daemon.answers[RELOAD] = 200, {"mode": "enforce", "protect": "cpu"}
     link = file.parent / "link.yaml"
     link.symlink_to(file.name)
-    assert run("protect", "cpu", "--config", str(link), "--socket", daemon.socket).code == Exit.OK
+    assert ctl("protect", "cpu", "--config", str(link)).code == Exit.OK
     assert link.is_symlink()
     assert "protect: cpu" in file.read_text()
 
@@ -237,7 +237,7 @@ def test_the_examples_commented_line_becomes_the_setting(run: Run, tmp_path: Pat
 
 
 def test_the_level_of_the_window_in_force_is_named_beside_that_of_the_files(
-    run: Run, file: Path, daemon: FakeDaemon
+    run: Run, ctl: Run, file: Path, daemon: FakeDaemon
 ) -> None:
     file.write_text("protect: observe\nwindows: [{name: always, when: daily 00:00-24:00 UTC, protect: cpu+memory}]\n")
     ran = run("protect", "--config", str(file))
@@ -245,7 +245,7 @@ def test_the_level_of_the_window_in_force_is_named_beside_that_of_the_files(
     text = "window always, no change within two weeks: protect: cpu+memory while it lasts"
     assert text in ran.out
     daemon.answers[RELOAD] = 200, {"mode": "enforce", "protect": "cpu"}
-    ran = run("protect", "cpu", "--config", str(file), "--socket", daemon.socket)
+    ran = ctl("protect", "cpu", "--config", str(file))
     assert (ran.code, ran.err) == (Exit.OK, "")
     assert text in ran.out
 

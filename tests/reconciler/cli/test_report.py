@@ -58,10 +58,10 @@ def two_hours(**counts: int) -> list[dict[str, Any]]:
     return [effect_row(now() - 1, starts=50, **counts), effect_row(now(), starts=50)]
 
 
-def test_hours_are_summed_and_those_before_the_time_are_left_out(run: Run, daemon: FakeDaemon) -> None:
+def test_hours_are_summed_and_those_before_the_time_are_left_out(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["effect"] = [effect_row(now() - 30), effect_row(now() - 1, starts=4), effect_row(now(), starts=2)]
     daemon.document["effect"].append(effect_row(now() + 9))
-    ran = run("report", "--socket", daemon.socket, "-o", "json")
+    ran = ctl("report", "-o", "json")
     assert ran.code == Exit.OK
     facts = json.loads(ran.out)
     assert [row["hour_s"] for row in facts["hours"]] == [(now() - 1) * 3600, now() * 3600]
@@ -80,11 +80,11 @@ def promised(promised: int, available: int, minutes: int = 60) -> dict[str, Any]
     return result
 
 
-def test_host_workloads_have_a_line_where_any_was_measured(run: Run, daemon: FakeDaemon) -> None:
+def test_host_workloads_have_a_line_where_any_was_measured(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["effect"] = two_hours()
-    assert "host workloads" not in run("report", "--socket", daemon.socket).out
+    assert "host workloads" not in ctl("report").out
     daemon.document["effect"] = two_hours(host_be_ms=5_400_000, host_wait_ms=90_000)
-    out = run("report", "--socket", daemon.socket).out
+    out = ctl("report").out
     assert "BE host workloads used 1.5 CPU-hours; tasks of victims waited 90 s for a CPU" in out
 
 
@@ -241,33 +241,33 @@ def test_without_a_daemon_the_stored_rows_are_used(run: Run, tmp_path: Path) -> 
     assert (ran.code, json.loads(ran.out)["total"]["be_cpu_hours"]) == (Exit.OK, 1.0)
 
 
-def test_without_rows_there_is_no_report_and_no_evidence(run: Run, daemon: FakeDaemon) -> None:
+def test_without_rows_there_is_no_report_and_no_evidence(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["effect"] = []
-    assert run("report", "--socket", daemon.socket).code == Exit.NOT_FOUND
-    ran = run("report", "--socket", daemon.socket, "--gate", "-o", "json")
+    assert ctl("report").code == Exit.NOT_FOUND
+    ran = ctl("report", "--gate", "-o", "json")
     assert ran.code == Exit.NO_EVIDENCE
     assert {bound["state"] for bound in json.loads(ran.out)["gate"]["bounds"]} == {"unknown"}
 
 
-def test_what_was_not_measured_is_named_with_what_it_needs(run: Run, daemon: FakeDaemon) -> None:
+def test_what_was_not_measured_is_named_with_what_it_needs(ctl: Run, daemon: FakeDaemon) -> None:
     row = effect_row(now()) | {"with_be": side() | {"samples": 0, "waits": {}}, "without_be": side(0)}
     daemon.document["effect"] = [row]
-    lines = run("report", "--since", "2h", "--socket", daemon.socket).out.splitlines()
+    lines = ctl("report", "--since", "2h").out.splitlines()
     with_be = next(line for line in lines if line.startswith("with BE"))
     assert "waits unknown" in with_be
     assert next(line for line in lines if line.startswith("without")) == "without  0 minutes"
     assert any("kernel.sched_schedstats=1" in line for line in lines)
 
 
-def test_more_than_is_stored_is_a_usage_error(run: Run, daemon: FakeDaemon) -> None:
-    ran = run("report", "--since", "9d", "--socket", daemon.socket)
+def test_more_than_is_stored_is_a_usage_error(ctl: Run, daemon: FakeDaemon) -> None:
+    ran = ctl("report", "--since", "9d")
     assert (ran.code, ran.err) == (Exit.USAGE, "bypassctl: --since: at most 8d; earlier hours are not stored\n")
     assert not daemon.asked
     assert module._LONGEST_S == effect_hours.DAYS * 86400
 
 
 def test_the_report_has_a_row_for_each_window_and_for_the_minutes_before_there_were_any(
-    run: Run, daemon: FakeDaemon
+    ctl: Run, daemon: FakeDaemon
 ) -> None:
     def part(minutes: int, busy_milli: float) -> dict[str, Any]:
         return {**effect_row(0), "minutes": minutes, "with_be": side(minutes, busy_milli), "without_be": side(0)}
@@ -275,14 +275,12 @@ def test_the_report_has_a_row_for_each_window_and_for_the_minutes_before_there_w
     old, new = effect_row(now() - 1), effect_row(now())
     new["windows"] = {"office": {**part(20, 30.0), "promises": promised(8000, 5000, 30)}, "": part(10, 1.0)}
     daemon.document["effect"] = [old, new]
-    document = json.loads(run("report", "--since", "1h", "-o", "json", "--socket", daemon.socket).out)
+    document = json.loads(ctl("report", "--since", "1h", "-o", "json").out)
     windows = document["windows"]
     assert {name: row["minutes"] for name, row in windows.items()} == {"office": 20, "(none)": 10, "(before)": 90}
     assert windows["office"]["with_be"]["wait_milli"] == 30.0
     assert windows["(before)"]["with_be"]["minutes"] == 30
-    lines = [
-        line.split()[0] for line in run("report", "--since", "1h", "--socket", daemon.socket).out.splitlines() if line
-    ]
+    lines = [line.split()[0] for line in ctl("report", "--since", "1h").out.splitlines() if line]
     assert [name for name in lines if name in windows] == ["office", "(none)", "(before)", "office"], "also of promises"
     daemon.document["effect"] = [old]
-    assert json.loads(run("report", "--since", "2h", "-o", "json", "--socket", daemon.socket).out)["windows"] == {}
+    assert json.loads(ctl("report", "--since", "2h", "-o", "json").out)["windows"] == {}

@@ -27,10 +27,10 @@ from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
 
-def test_status_is_one_screen_of_80_columns(run: Run, daemon: FakeDaemon) -> None:
+def test_status_is_one_screen_of_80_columns(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["sources"] = [{"name": "cpu", "ok": True, "age_s": 0.5, "detail": "/proc/stat"}]
     daemon.document["problems"] = []
-    ran = run("status", "--socket", daemon.socket)
+    ran = ctl("status")
     assert (ran.code, ran.err) == (Exit.OK, "")
     lines = ran.out.splitlines()
     assert lines[0] == f"bypassd 0.1.0 on {os.uname().nodename}: enforce, ready"
@@ -46,23 +46,21 @@ def test_status_is_one_screen_of_80_columns(run: Run, daemon: FakeDaemon) -> Non
     assert len(lines) <= 24
 
 
-def test_status_names_the_command_that_shows_a_setting_that_failed(run: Run, daemon: FakeDaemon) -> None:
+def test_status_names_the_command_that_shows_a_setting_that_failed(ctl: Run, daemon: FakeDaemon) -> None:
     for state, shown in (("written", False), ("held", False), ("refused", True), ("unreadable", True)):
         daemon.document["classes"] = [{"class": None, "pods": 0, "refused": 0, "settings": {state: 1, "in place": 3}}]
-        (line,) = (
-            line for line in run("status", "--socket", daemon.socket).out.splitlines() if line.startswith("settings")
-        )
+        (line,) = (line for line in ctl("status").out.splitlines() if line.startswith("settings"))
         assert line.endswith("  (bypassctl diff)") == shown
 
 
-def test_status_and_why_of_a_be_pod_name_the_law_of_headroom(run: Run, daemon: FakeDaemon) -> None:
+def test_status_and_why_of_a_be_pod_name_the_law_of_headroom(ctl: Run, daemon: FakeDaemon) -> None:
     text = "headroom 0.00 CPU, 0 B memory; law recent: what the last minutes have left"
     daemon.document["budget"]["headroom"] = text.removeprefix("headroom ")
-    assert text in " ".join(run("status", "--socket", daemon.socket).out.split())
-    assert text in " ".join(run("why", "batch-7", "--socket", daemon.socket).out.split())
-    assert "law recent" not in run("why", "web-0", "--socket", daemon.socket).out
+    assert text in " ".join(ctl("status").out.split())
+    assert text in " ".join(ctl("why", "batch-7").out.split())
+    assert "law recent" not in ctl("why", "web-0").out
     del daemon.document["budget"]["headroom"]
-    assert run("status", "--socket", daemon.socket).code == Exit.OK, "a store has none"
+    assert ctl("status").code == Exit.OK, "a store has none"
 
 
 @pytest.mark.parametrize(
@@ -75,30 +73,30 @@ def test_status_and_why_of_a_be_pod_name_the_law_of_headroom(run: Run, daemon: F
     ],
 )
 def test_status_shows_where_the_daemon_is_and_its_weight(
-    run: Run, daemon: FakeDaemon, placement: str, group: str, shares: int | None, shown: str
+    ctl: Run, daemon: FakeDaemon, placement: str, group: str, shares: int | None, shown: str
 ) -> None:
     top = "/" + group.split("/")[1]
     own = {"placement": placement, "group": group, "top": top, "shares": shares, "raised": 2, "problem": ""}
     daemon.document["agent"]["own_group"] = own
-    ran = run("status", "--socket", daemon.socket)
+    ran = ctl("status")
     assert shown in " ".join(ran.out.split())
     assert max(map(len, ran.out.splitlines())) <= 80
 
 
-def test_status_shows_that_the_daemon_was_starved(run: Run, daemon: FakeDaemon) -> None:
+def test_status_shows_that_the_daemon_was_starved(ctl: Run, daemon: FakeDaemon) -> None:
     own = {"placement": "own", "group": "/bypassd.slice/bypassd.service", "top": "/bypassd.slice", "shares": 256}
     daemon.document["agent"]["own_group"] = own | {"raised": 7, "starved": 3, "problem": ""}
-    ran = run("status", "--socket", daemon.socket)
+    ran = ctl("status")
     assert "256 shares of its own, 3 times without CPU for a second" in " ".join(ran.out.split())
     assert max(map(len, ran.out.splitlines())) <= 80
 
 
-def test_status_asks_only_for_what_it_shows(run: Run, daemon: FakeDaemon) -> None:
+def test_status_asks_only_for_what_it_shows(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["classes"] = [
         {"class": None, "pods": 0, "refused": 0, "settings": {"in place": 2}},
         {"class": "shared", "pods": 300, "refused": 1, "settings": {"written": 4, "in place": 1}},
     ]
-    ran = run("status", "--socket", daemon.socket, "-o", "json")
+    ran = ctl("status", "-o", "json")
     ((text, _),) = daemon.asked
     assert text.startswith("GET /state?section=agent,")
     assert not {"files", "history", "pods", "settings"} & set(text.partition("=")[2].split(","))
@@ -107,9 +105,9 @@ def test_status_asks_only_for_what_it_shows(run: Run, daemon: FakeDaemon) -> Non
     assert facts["settings"] == {"in place": 3, "written": 4}
 
 
-def test_a_daemon_that_is_not_ready_is_not_ok(run: Run, daemon: FakeDaemon) -> None:
+def test_a_daemon_that_is_not_ready_is_not_ok(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["agent"] |= {"ready": False, "not_ready": ["the first reconciliation is not finished"]}
-    ran = run("status", "--socket", daemon.socket)
+    ran = ctl("status")
     assert ran.code == Exit.NOT_OK
     first, reason = ran.out.splitlines()[:2]
     assert first.endswith("enforce, not ready")
@@ -125,23 +123,20 @@ def test_a_daemons_document_has_the_reasons_for_which_it_is_not_ready(live: Live
         assert facts["not_ready"] == list(report.not_ready()) != []
 
 
-def test_status_distinguishes_observing_from_a_restore(run: Run, daemon: FakeDaemon) -> None:
+def test_status_distinguishes_observing_from_a_restore(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["agent"]["mode"] = "observe"
-    assert "paused by `restore`; resume: bypassctl reload" in run("status", "--socket", daemon.socket).out
+    assert "paused by `restore`; resume: bypassctl reload" in ctl("status").out
     daemon.document["agent"]["configured_mode"] = "observe"
     assert daemon.document["agent"]["ledger"] == {"cgroup": 4}
-    assert (
-        "observe (no writes; 4 values set before stay: bypassctl restore)"
-        in run("status", "--socket", daemon.socket).out
-    )
+    assert "observe (no writes; 4 values set before stay: bypassctl restore)" in ctl("status").out
     daemon.document["agent"]["ledger"] = {}
-    assert "observe (no writes)" in run("status", "--socket", daemon.socket).out
+    assert "observe (no writes)" in ctl("status").out
 
 
-def test_status_has_the_reason_of_the_budget_and_that_of_its_cpus(run: Run, daemon: FakeDaemon) -> None:
+def test_status_has_the_reason_of_the_budget_and_that_of_its_cpus(ctl: Run, daemon: FakeDaemon) -> None:
     reasons = {"budget": "target 65 % of 8 CPUs", "reclaimed": "BE runs on CPU 5", "law": "quota: why"}
     daemon.document["budget"]["reasons"] = reasons
-    out = run("status", "--socket", daemon.socket).out.splitlines()
+    out = ctl("status").out.splitlines()
     start = next(number for number, text in enumerate(out) if text.startswith("CPU "))
     assert [text.strip() for text in out[start + 1 : start + 4]] == [
         "target 65 % of 8 CPUs",
@@ -150,20 +145,20 @@ def test_status_has_the_reason_of_the_budget_and_that_of_its_cpus(run: Run, daem
     ]
 
 
-def test_the_parts_that_are_a_dry_run_are_in_the_first_line(run: Run, daemon: FakeDaemon) -> None:
+def test_the_parts_that_are_a_dry_run_are_in_the_first_line(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["agent"]["dry_run"] = ["policies.cache", "eviction"]
-    first = run("status", "--socket", daemon.socket).out.splitlines()[0]
+    first = ctl("status").out.splitlines()[0]
     assert first.endswith("enforce (dry run: policies.cache, eviction), ready")
 
 
-def test_status_names_a_component_that_keeps_failing(run: Run, daemon: FakeDaemon) -> None:
+def test_status_names_a_component_that_keeps_failing(ctl: Run, daemon: FakeDaemon) -> None:
     failing = {"name": "web", "health": "waiting", "failures": 3, "error": "port in use"}
     daemon.document["agent"]["components"] = [failing]
-    assert "! component web failed, retrying: port in use" in run("status", "--socket", daemon.socket).out
+    assert "! component web failed, retrying: port in use" in ctl("status").out
 
 
-def test_explain_shows_signal_decision_and_outcome(run: Run, daemon: FakeDaemon) -> None:
-    out = run("why", "batch-7", "--socket", daemon.socket).out
+def test_explain_shows_signal_decision_and_outcome(ctl: Run) -> None:
+    out = ctl("why", "batch-7").out
     assert "signal   online 2.00, BE 0.70, system 0.30 CPU in use" in out
     assert "budget   BE 1.60 CPU: target 65 % of" in out
     setting = out[out.index("  cpu.set ") :].splitlines()
@@ -175,7 +170,7 @@ def test_explain_shows_signal_decision_and_outcome(run: Run, daemon: FakeDaemon)
     assert "history, newest first" in out
 
 
-def test_explain_shows_times_in_their_order_and_whether_they_came_before_exec(run: Run, daemon: FakeDaemon) -> None:
+def test_explain_shows_times_in_their_order_and_whether_they_came_before_exec(ctl: Run, daemon: FakeDaemon) -> None:
     (pod,) = [pod for pod in daemon.document["pods"] if pod["uid"] == BATCH]
     pod["containers"][0]["times"] = {
         "seen_at": 1_700_000_000.0,
@@ -186,12 +181,12 @@ def test_explain_shows_times_in_their_order_and_whether_they_came_before_exec(ru
         "signal_to_last_write_s": 0.0005,
         "before_exec": True,
     }
-    out = run("why", BATCH, "--socket", daemon.socket).out
+    out = ctl("why", BATCH).out
     assert "> prepared +2 ms > signal +20 ms > written +500 µs > verified +1.5 ms; signal to last write 500 µs" in out
     assert out.count("; before the program's exec") == 1
 
 
-def test_explain_shows_foreign_writes_refusals_holds_and_failures(run: Run, daemon: FakeDaemon) -> None:
+def test_explain_shows_foreign_writes_refusals_holds_and_failures(ctl: Run, daemon: FakeDaemon) -> None:
     (pod,) = [pod for pod in daemon.document["pods"] if pod["uid"] == BATCH]
     pod["refusals"] = [
         {"path": pod["group"], "knob": "cpu.quota", "value": 100, "rule": "pod quota", "reason": "starts would fail"}
@@ -205,7 +200,7 @@ def test_explain_shows_foreign_writes_refusals_holds_and_failures(run: Run, daem
         if file["path"] == pod["group"]:
             file |= {"foreign_count": 4, "process": "systemd[1]", "writer": "systemd", "yielded": True, "failures": 2}
             file["failed_errno"] = 22
-    out = run("why", BATCH, "--socket", daemon.socket).out
+    out = ctl("why", BATCH).out
     assert "cpu.weight  1024 shares  yielded; actual 7 shares" in out
     assert "left to systemd" in out
     assert "changed by others 4 times, last at - by systemd[1]; given up" in out
@@ -215,23 +210,21 @@ def test_explain_shows_foreign_writes_refusals_holds_and_failures(run: Run, daem
     assert "not this one" not in out
 
 
-def test_explain_shows_a_pending_resize(run: Run, daemon: FakeDaemon) -> None:
+def test_explain_shows_a_pending_resize(ctl: Run, daemon: FakeDaemon) -> None:
     (pod,) = [pod for pod in daemon.document["pods"] if pod["uid"] == BATCH]
     pod["resizes"] = {"main": "deferred: limits.cpu 400m -> 800m (node is full)"}
-    out = run("why", BATCH, "--socket", daemon.socket).out
+    out = ctl("why", BATCH).out
     assert "main: deferred: limits.cpu 400m -> 800m (node is full)" in out
 
 
-def test_a_pod_with_nothing_wanted_says_so(run: Run, daemon: FakeDaemon) -> None:
-    out = run("why", WEB, "--socket", daemon.socket).out
+def test_a_pod_with_nothing_wanted_says_so(ctl: Run) -> None:
+    out = ctl("why", WEB).out
     assert "not managed: bypassd changes nothing here" in out
     assert "pool     shared: CPUs 1-6" in out
-    assert "pool     dedicated: CPUs 7" in run("why", PINNED, "--socket", daemon.socket).out
+    assert "pool     dedicated: CPUs 7" in ctl("why", PINNED).out
 
 
-def test_explain_lists_the_pods_processes_sanitized(
-    run: Run, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_explain_lists_the_pods_processes_sanitized(ctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real process in what is taken for its container's directory; its arguments are its own choice."""
     sleeps = "import sys; print('up', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", sleeps, "\x1b[2Jgone", "--password=hunter2"]
@@ -248,10 +241,8 @@ def test_explain_lists_the_pods_processes_sanitized(
     monkeypatch.setattr(why, "_now", lambda *_: {"groups": [], "problem": "not read"})
     monkeypatch.setattr(explain, "_LONGEST_COMMAND", 300)
     try:
-        text = run("why", BATCH, "--processes", "--socket", daemon.socket).out
-        (process,) = json.loads(run("why", BATCH, "--processes", "-o", "json", "--socket", daemon.socket).out)[
-            "processes"
-        ]
+        text = ctl("why", BATCH, "--processes").out
+        (process,) = json.loads(ctl("why", BATCH, "--processes", "-o", "json").out)["processes"]
     finally:
         child.communicate()
     assert "processes, 1, the largest first" in text
@@ -263,33 +254,33 @@ def test_explain_lists_the_pods_processes_sanitized(
     assert process["rss_bytes"] > 1 << 20
 
 
-def test_explain_as_json_joins_settings_with_their_files(run: Run, daemon: FakeDaemon) -> None:
-    facts = json.loads(run("why", BATCH, "-o", "json", "--socket", daemon.socket).out)
+def test_explain_as_json_joins_settings_with_their_files(ctl: Run) -> None:
+    facts = json.loads(ctl("why", BATCH, "-o", "json").out)
     knobs = {setting["knob"]: setting["file"]["original"] for group in facts["groups"] for setting in group["settings"]}
     assert knobs == {"cpu.weight": "1024", "cpu.set": "0-6"}
 
 
-def test_an_unknown_pod_and_two_of_one_name_are_different_mistakes(run: Run, daemon: FakeDaemon) -> None:
-    ran = run("why", "nobody", "--socket", daemon.socket)
+def test_an_unknown_pod_and_two_of_one_name_are_different_mistakes(ctl: Run, daemon: FakeDaemon) -> None:
+    ran = ctl("why", "nobody")
     assert (ran.code, ran.out) == (Exit.NOT_FOUND, "")
     assert ran.err.startswith("bypassctl: no pod 'nobody' on this node")
     for pod in daemon.document["pods"]:
         pod["name"] = "same"
-    assert run("why", "same", "--socket", daemon.socket).code == Exit.AMBIGUOUS
+    assert ctl("why", "same").code == Exit.AMBIGUOUS
 
 
-def test_a_pod_that_is_gone_is_explained_from_what_was_written(run: Run, daemon: FakeDaemon) -> None:
+def test_a_pod_that_is_gone_is_explained_from_what_was_written(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["pods"] = [pod for pod in daemon.document["pods"] if pod["uid"] != BATCH]
-    out = run("why", "bbbb", "--socket", daemon.socket).out
+    out = ctl("why", "bbbb").out
     assert out.startswith(f"ci/batch-7: this pod no longer exists; below is what was written for it\nuid {BATCH}\n")
     assert "no longer managed" in out or "last known" in out
 
 
-def test_a_setting_that_the_planner_refused_is_not_hidden_by_no_differences(run: Run, daemon: FakeDaemon) -> None:
+def test_a_setting_that_the_planner_refused_is_not_hidden_by_no_differences(ctl: Run, daemon: FakeDaemon) -> None:
     (pod,) = [pod for pod in daemon.document["pods"] if pod["uid"] == BATCH]
     refusal = {"path": pod["group"], "knob": "cpu.set", "value": "0-1", "rule": "parent", "reason": "only CPU 0"}
     pod["refusals"] = [refusal]
-    ran = run("diff", "--socket", daemon.socket)
+    ran = ctl("diff")
     assert (ran.code, ran.out.splitlines()) == (
         Exit.OK,
         [
@@ -298,32 +289,32 @@ def test_a_setting_that_the_planner_refused_is_not_hidden_by_no_differences(run:
             "! ci/batch-7: cpu.set: only CPU 0",
         ],
     )
-    facts = json.loads(run("diff", "-o", "json", "--socket", daemon.socket).out)
+    facts = json.loads(ctl("diff", "-o", "json").out)
     assert facts["refused"] == [{"place": "ci/batch-7", **refusal}]
-    assert "refused" not in run("diff", "-n", "shop", "--socket", daemon.socket).out
+    assert "refused" not in ctl("diff", "-n", "shop").out
     pod["refusals"] = [refusal] * 12
-    assert run("diff", "--socket", daemon.socket).out.splitlines()[-1] == "  and 2 more: bypassctl diff -o json"
+    assert ctl("diff").out.splitlines()[-1] == "  and 2 more: bypassctl diff -o json"
 
 
-def test_nothing_differs_is_0_and_a_difference_is_1(run: Run, daemon: FakeDaemon) -> None:
-    ran = run("diff", "--socket", daemon.socket)
+def test_nothing_differs_is_0_and_a_difference_is_1(ctl: Run, daemon: FakeDaemon) -> None:
+    ran = ctl("diff")
     assert (ran.code, ran.out) == (Exit.OK, "4 settings in force, no differences\n")
     daemon.document["directories"][0]["settings"][0] |= {"state": "would write", "actual": "-1"}
-    ran = run("diff", "--socket", daemon.socket)
+    ran = ctl("diff")
     assert ran.code == Exit.NOT_OK
     assert ran.out.splitlines() == [
         "KNOB       WANTED     ACTUAL         STATE        GROUP",
         "cpu.quota  160000 µs  -1 (no limit)  would write  /kubepods/besteffort",
         "1 setting of 4 not in force",
     ]
-    facts = json.loads(run("diff", "-o", "json", "--socket", daemon.socket).out)
+    facts = json.loads(ctl("diff", "-o", "json").out)
     assert facts["differing"] == 1
     assert facts["settings"][0]["path"] == "/kubepods/besteffort"
 
 
-def test_a_knob_that_this_kernel_lacks_is_shown_but_is_no_difference(run: Run, daemon: FakeDaemon) -> None:
+def test_a_knob_that_this_kernel_lacks_is_shown_but_is_no_difference(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["directories"][0]["settings"][0] |= {"state": "missing", "actual": None, "detail": "no such file"}
-    ran = run("diff", "--socket", daemon.socket)
+    ran = ctl("diff")
     assert ran.code == Exit.OK
     assert "missing" in ran.out
 
@@ -338,16 +329,16 @@ def test_the_dump_is_the_document(
     assert decode(capfdbinary.readouterr().out) == daemon.document
 
 
-def test_the_dump_can_be_one_section_and_its_table_names_every_row(run: Run, daemon: FakeDaemon) -> None:
-    result = json.loads(run("dump", "--section", "pools", "-o", "json", "--socket", daemon.socket).out)
+def test_the_dump_can_be_one_section_and_its_table_names_every_row(ctl: Run) -> None:
+    result = json.loads(ctl("dump", "--section", "pools", "-o", "json").out)
     assert list(result) == ["schema", "kind", "source", "at", "pools"]
-    out = run("dump", "--socket", daemon.socket).out
+    out = ctl("dump").out
     assert re.search(
         r"cpu.cfs_quota_us  160000 µs +160000 µs +-1 \(no limit\)  bypassd  BestEffort pods: /kubepods/besteffort\n",
         out,
     )
     assert out.count("  ci/batch-7/main\n") >= 4, "settings, files and history of one container"
-    part = run("dump", "--section", "files", "--socket", daemon.socket).out
+    part = ctl("dump", "--section", "files").out
     assert "  ci/batch-7/main\n" in part, "the names are fetched for a table"
 
 
@@ -475,34 +466,34 @@ def daemon_row(**changes: object) -> dict[str, object]:
     ],
 )
 def test_status_names_the_daemons_that_may_delay_online_pods_most(
-    run: Run, daemon: FakeDaemon, rows: list[dict[str, object]], refused: dict[str, str], shown: str
+    ctl: Run, daemon: FakeDaemon, rows: list[dict[str, object]], refused: dict[str, str], shown: str
 ) -> None:
     daemon.document["agent"] |= {"daemons": rows, "daemons_refused": refused}
-    lines = run("status", "--socket", daemon.socket).out.splitlines()
+    lines = ctl("status").out.splitlines()
     assert [line for line in lines if line.startswith("others")] == [shown]
     assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("rows", [[], [daemon_row(use_milli=None)], [daemon_row(use_milli=1)]])
 def test_status_has_no_line_for_daemons_that_use_nothing(
-    run: Run, daemon: FakeDaemon, rows: list[dict[str, object]]
+    ctl: Run, daemon: FakeDaemon, rows: list[dict[str, object]]
 ) -> None:
     daemon.document["agent"]["daemons"] = rows
-    assert "others" not in run("status", "--socket", daemon.socket).out
+    assert "others" not in ctl("status").out
 
 
-def test_why_explains_a_group_beside_the_pods_by_its_path(run: Run, daemon: FakeDaemon) -> None:
+def test_why_explains_a_group_beside_the_pods_by_its_path(ctl: Run) -> None:
     """The besteffort directory is one; so is what `policies.node_daemons` manages."""
-    ran = run("why", "/kubepods/besteffort", "--socket", daemon.socket)
+    ran = ctl("why", "/kubepods/besteffort")
     assert ran.code == Exit.OK
     assert ran.out.startswith("/kubepods/besteffort\n")
     assert "  cpu.quota " in ran.out
     assert "cpu.cfs_quota_us was -1 (no limit)" in ran.out
-    facts = json.loads(run("why", "/kubepods/besteffort", "--socket", daemon.socket, "-o", "json").out)
+    facts = json.loads(ctl("why", "/kubepods/besteffort", "-o", "json").out)
     assert {setting["policy"] for group in facts["groups"] for setting in group["settings"]} == {"reclaimed"}
-    pod = run("why", f"/kubepods/besteffort/pod{BATCH}", "--socket", daemon.socket)
+    pod = ctl("why", f"/kubepods/besteffort/pod{BATCH}")
     assert "ci/batch-7" in pod.out.splitlines()[0]
-    assert run("why", "/system.slice", "--socket", daemon.socket).code == Exit.NOT_FOUND
+    assert ctl("why", "/system.slice").code == Exit.NOT_FOUND
 
 
 def test_why_explains_such_a_group_from_the_store_too(run: Run, live: LiveNode) -> None:

@@ -52,8 +52,8 @@ def throttled(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> FakeDaemon
     return daemon
 
 
-def listed(run: Run, daemon: FakeDaemon, *words: str) -> dict[str, dict[str, Any]]:
-    ran = run("pods", "--socket", daemon.socket, "-o", "json", *words)
+def listed(ctl: Run, *words: str) -> dict[str, dict[str, Any]]:
+    ran = ctl("pods", "-o", "json", *words)
     assert ran.code == Exit.OK, ran.err
     return {pod["name"]: pod for pod in json.loads(ran.out)["pods"]}
 

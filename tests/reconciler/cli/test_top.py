@@ -254,9 +254,9 @@ def made(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
     return daemon
 
 
-def test_without_a_terminal_it_is_one_plain_frame_with_rates_and_whole_lines(run: Run, made: FakeDaemon) -> None:
+def test_without_a_terminal_it_is_one_plain_frame_with_rates_and_whole_lines(ctl: Run, made: FakeDaemon) -> None:
     made.document["podlist"][0]["name"] = "web-" + "x" * 200
-    ran = run("top", "--socket", made.socket)
+    ran = ctl("top")
     assert ran.code == Exit.OK
     assert "\x1b" not in ran.out
     assert "web-" + "x" * 200 in ran.out
@@ -267,8 +267,8 @@ def test_without_a_terminal_it_is_one_plain_frame_with_rates_and_whole_lines(run
     ]
 
 
-def test_once_as_json_has_the_parts(run: Run, made: FakeDaemon) -> None:
-    fields = json.loads(run("top", "--socket", made.socket, "-o", "json", "-n", "batch").out)
+def test_once_as_json_has_the_parts(ctl: Run, made: FakeDaemon) -> None:
+    fields = json.loads(ctl("top", "-o", "json", "-n", "batch").out)
     assert fields["cpumap"] == made.document["cpumap"]
     assert {pod["namespace"] for pod in fields["pods"]} == {"batch"}
     assert fields["watched"]["interfered"] == 1

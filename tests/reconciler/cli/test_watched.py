@@ -125,22 +125,22 @@ def test_explain_tells_of_a_suspect_what_is_in_force_on_it_and_for_whom(run: Run
     ]
 
 
-def test_a_squeeze_that_no_file_has_is_not_in_force(run: Run, watching: FakeDaemon) -> None:
+def test_a_squeeze_that_no_file_has_is_not_in_force(ctl: Run, watching: FakeDaemon) -> None:
     watching.document["interference"] = watched(SUFFERS, steps=(HELD, SQUEEZED), refused="cpu.quota: it is blocked")
-    out = run("why", BATCH, "--socket", watching.socket).out
+    out = ctl("why", BATCH).out
     assert section_of(out)[1:] == [
         f"  not in force for shop/web-0 (cpu): {SQUEEZED.describe} (of this cpu.quota: it is blocked)  12 s"
     ]
-    out = run("interference", "--socket", watching.socket).out
+    out = ctl("interference").out
     assert "not in force" in out
     assert "in force" not in out.replace("not in force", "")
 
 
-def test_what_a_rule_in_shadow_would_do_is_told_as_such(run: Run, watching: FakeDaemon) -> None:
+def test_what_a_rule_in_shadow_would_do_is_told_as_such(ctl: Run, watching: FakeDaemon) -> None:
     watching.document["interference"] = watched(SUFFERS, steps=(SQUEEZED,), shadow=True)
-    lines = section_of(run("why", BATCH, "--socket", watching.socket).out)
+    lines = section_of(ctl("why", BATCH).out)
     assert lines[1:] == [f"  would be for shop/web-0 (cpu): {SQUEEZED.describe}  12 s"]
-    assert "0 actions, 1 in dry run" in run("status", "--socket", watching.socket).out
+    assert "0 actions, 1 in dry run" in ctl("status").out
 
 
 @pytest.mark.parametrize(
@@ -152,32 +152,30 @@ def test_what_a_rule_in_shadow_would_do_is_told_as_such(run: Run, watching: Fake
     ],
 )
 def test_an_eviction_is_shown_as_asked_for_and_a_dry_run_as_what_it_would_do(
-    run: Run, watching: FakeDaemon, step: ResponseStep, told: str, listed: str, counted: str
+    ctl: Run, watching: FakeDaemon, step: ResponseStep, told: str, listed: str, counted: str
 ) -> None:
     watching.document["interference"] = watched(SUFFERS, steps=(step,))
-    lines = section_of(run("why", BATCH, "--socket", watching.socket).out)
+    lines = section_of(ctl("why", BATCH).out)
     assert lines[1:] == [f"  {told} shop/web-0 (cpu): evict ci/batch-7  10 s"]
-    row = next(line for line in run("interference", "--socket", watching.socket).out.splitlines() if "evict ci" in line)
+    row = next(line for line in ctl("interference").out.splitlines() if "evict ci" in line)
     assert row.split("  ")[-2].strip() == listed
-    assert counted in run("status", "--socket", watching.socket).out
+    assert counted in ctl("status").out
 
 
-def test_a_frozen_pod_says_why(run: Run, watching: FakeDaemon) -> None:
+def test_a_frozen_pod_says_why(ctl: Run, watching: FakeDaemon) -> None:
     watching.document["interference"]["measures"] = {"frozen": {BATCH: "for victim shop/web-0 (cpu)"}}
-    assert (
-        section_of(run("why", BATCH, "--socket", watching.socket).out)[-1] == "    frozen: for victim shop/web-0 (cpu)"
-    )
+    assert section_of(ctl("why", BATCH).out)[-1] == "    frozen: for victim shop/web-0 (cpu)"
 
 
 def test_an_online_pod_that_is_well_says_so_and_best_effort_work_without_a_part_says_nothing(
-    run: Run, watching: FakeDaemon
+    ctl: Run, watching: FakeDaemon
 ) -> None:
     watching.document["interference"] = watched()
-    assert section_of(run("why", WEB, "--socket", watching.socket).out) == ["  no interference found"]
-    assert "interference" not in run("why", BATCH, "--socket", watching.socket).out
+    assert section_of(ctl("why", WEB).out) == ["  no interference found"]
+    assert "interference" not in ctl("why", BATCH).out
     watching.document["interference"] = {}
     watching.document["eviction"] = None
-    assert "interference" not in run("why", WEB, "--socket", watching.socket).out
+    assert "interference" not in ctl("why", WEB).out
 
 
 @pytest.mark.parametrize(
@@ -197,21 +195,21 @@ def test_an_online_pod_that_is_well_says_so_and_best_effort_work_without_a_part_
     ],
 )
 def test_explain_tells_of_an_eviction_of_the_pod(
-    run: Run, watching: FakeDaemon, state: str, case: dict[str, object], words: str
+    ctl: Run, watching: FakeDaemon, state: str, case: dict[str, object], words: str
 ) -> None:
     watching.document["interference"] = {}
     watching.document["eviction"] = evictions(state, **case)
-    lines = section_of(run("why", BATCH, "--socket", watching.socket).out)
+    lines = section_of(ctl("why", BATCH).out)
     assert lines[0].startswith(words)
     assert lines[1] == "    node_memory: 80 % used"
     if state == "open":
         assert lines[0].endswith("; before: api: 500")
-    assert "evict" not in run("why", WEB, "--socket", watching.socket).out
+    assert "evict" not in ctl("why", WEB).out
 
 
-def test_explain_as_json_has_all_of_it(run: Run, watching: FakeDaemon) -> None:
+def test_explain_as_json_has_all_of_it(ctl: Run, watching: FakeDaemon) -> None:
     watching.document["eviction"] = evictions("would")
-    message = json.loads(run("why", BATCH, "-o", "json", "--socket", watching.socket).out)["interference"]
+    message = json.loads(ctl("why", BATCH, "-o", "json").out)["interference"]
     assert [(entry["victim"], entry["place"], entry["score"]) for entry in message["blamed"]] == [
         (f"pod:{WEB}", 1, 0.94)
     ]
@@ -221,7 +219,7 @@ def test_explain_as_json_has_all_of_it(run: Run, watching: FakeDaemon) -> None:
     assert (message["findings"], message["steps"]) == ([], [])
 
 
-def test_status_has_one_line_of_what_is_watched_and_stays_on_its_screen(run: Run, watching: FakeDaemon) -> None:
+def test_status_has_one_line_of_what_is_watched_and_stays_on_its_screen(ctl: Run, watching: FakeDaemon) -> None:
     unsure = replace(SUFFERS, victim="pod:x", title="shop/web-9", verdict=Verdict.SUSPECT)
     # Two rules say something of one victim: it is counted once, by the worse.
     again = replace(SUFFERS, rule="memory", verdict=Verdict.SUSPECT)
@@ -230,39 +228,37 @@ def test_status_has_one_line_of_what_is_watched_and_stays_on_its_screen(run: Run
     watching.document["eviction"] = evictions("would")
     watching.document["sources"] = [{"name": "cpu", "ok": True, "age_s": 0.5, "detail": "/proc/stat"}]
     watching.document["problems"] = []
-    ran = run("status", "--socket", watching.socket)
+    ran = ctl("status")
     assert ran.code == Exit.OK
     lines = ran.out.splitlines()
     assert "watched  1 victim confirmed, 1 suspected; 2 actions; 1 would be evicted" in lines
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 24
-    facts_ = json.loads(run("status", "-o", "json", "--socket", watching.socket).out)["interference"]
+    facts_ = json.loads(ctl("status", "-o", "json").out)["interference"]
     assert (facts_["interfered"], facts_["steps"]) == (1, 2)
     assert facts_["evictions"] == {"dry_run": True, "open": 0, "would": 1}
 
 
 def test_a_victim_is_never_called_a_suspect_and_a_missing_signal_has_its_reason_once(
-    run: Run, watching: FakeDaemon
+    ctl: Run, watching: FakeDaemon
 ) -> None:
     unsure = replace(SUFFERS, verdict=Verdict.SUSPECT, evidence=("waits", "no suspect reaches the score of 0.5"))
     seen = watched(unsure)
     seen["signals"]["problems"] = {"cpi": "no counter", "llc.misses": "no counter", "cpu.wait": "no file"}
     watching.document["interference"] = seen
-    lines = run("interference", "--socket", watching.socket).out.splitlines()
+    lines = ctl("interference").out.splitlines()
     assert lines[0].split()[3] == "SUSPECTED"
     assert [line for line in lines if line.startswith("victim shop/web-0  suspected by rule cpu")]
     assert "  cpi, llc.misses: no counter" in lines
-    assert "  suspected victim by rule cpu  for 14 s, severity 4.81" in section_of(
-        run("why", WEB, "--socket", watching.socket).out
-    )
+    assert "  suspected victim by rule cpu  for 14 s, severity 4.81" in section_of(ctl("why", WEB).out)
 
 
-def test_status_says_nothing_of_it_while_nothing_is_watched(run: Run, daemon: FakeDaemon) -> None:
+def test_status_says_nothing_of_it_while_nothing_is_watched(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["interference"], daemon.document["eviction"] = {}, None
-    assert "watched" not in run("status", "--socket", daemon.socket).out
+    assert "watched" not in ctl("status").out
     daemon.document["eviction"] = evictions("open")
     daemon.document["eviction"]["enabled"] = False
-    assert "watched  1 being evicted" in run("status", "--socket", daemon.socket).out.splitlines()
+    assert "watched  1 being evicted" in ctl("status").out.splitlines()
 
 
 def test_without_a_daemon_nothing_is_said_of_it(run: Run, live: LiveNode) -> None:
@@ -273,14 +269,14 @@ def test_without_a_daemon_nothing_is_said_of_it(run: Run, live: LiveNode) -> Non
     assert "watched" not in run("status", "--root", live.root).out
 
 
-def test_rules_whose_mode_follows_from_evidence_show_their_record(run: Run, watching: FakeDaemon) -> None:
+def test_rules_whose_mode_follows_from_evidence_show_their_record(ctl: Run, watching: FakeDaemon) -> None:
     rules = watching.document["interference"]["rules"]
     name = min(rules)
-    assert "Modes by evidence" not in run("interference", "--socket", watching.socket).out
+    assert "Modes by evidence" not in ctl("interference").out
     rules[name]["record"] = {
         "enforcing": False, "since_s": None, "demotions": 2, "text": "3 of 7 days without regret, 4 of 20 responses",
     }  # fmt: skip
-    out = run("interference", "--socket", watching.socket).out
+    out = ctl("interference").out
     assert "Modes by evidence" in out
     assert "4 of 20 responses" in out
 
@@ -297,14 +293,14 @@ CLOSED: dict[str, Any] = {
 }
 
 
-def test_a_closed_node_is_said_on_the_nodes_screen_and_at_a_be_pod_only(run: Run, daemon: FakeDaemon) -> None:
+def test_a_closed_node_is_said_on_the_nodes_screen_and_at_a_be_pod_only(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["eviction"] = {**evictions(), "closing": {**CLOSED, "closed": False}}
-    assert "closed to new BE pods" not in run("status", "--socket", daemon.socket).out
+    assert "closed to new BE pods" not in ctl("status").out
     daemon.document["eviction"]["closing"] = CLOSED
-    lines = run("status", "--socket", daemon.socket).out.splitlines()
+    lines = ctl("status").out.splitlines()
     (place,) = (number for number, line in enumerate(lines) if "closed to new BE pods since" in line)
     assert lines[place].endswith("; taint bypassd/closed:PreferNoSchedule")
     assert "memory_pressure: 1 GiB" in lines[place + 1]
     assert max(map(len, lines[place : place + 2])) <= 96
-    assert "closed to new BE pods since" in run("why", BATCH, "--socket", daemon.socket).out
-    assert "closed to new BE pods" not in run("why", WEB, "--socket", daemon.socket).out
+    assert "closed to new BE pods since" in ctl("why", BATCH).out
+    assert "closed to new BE pods" not in ctl("why", WEB).out

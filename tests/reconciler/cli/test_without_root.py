@@ -26,11 +26,11 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_socket_of_root(run: Run, daemon: FakeDaemon, nobody: Nobody, command: str) -> None:
+def test_a_socket_of_root(ctl: Run, daemon: FakeDaemon, nobody: Nobody, command: str) -> None:
     os.chmod(os.path.dirname(daemon.socket), 0o755)
     os.chmod(daemon.socket, 0o600)
     with nobody():
-        ran = run(*command.split(), "--socket", daemon.socket)
+        ran = ctl(*command.split())
     assert (ran.code, ran.out, ran.err) == (Exit.UNREACHABLE, "", f"bypassctl: {daemon.socket}: {WORDS}\n")
     assert not daemon.asked
 
