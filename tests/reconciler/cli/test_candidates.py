@@ -20,23 +20,24 @@ def names(ctl: Run, kind: str, prefix: str = "", *words: str) -> list[str]:
     return ran.out.splitlines()
 
 
-def test_names_begin_with_the_word_and_have_harmless_characters(run: Run, named: FakeDaemon) -> None:
-    assert names(run, named, "pods") == ["ci/batch-7", "shop/held-0", "shop/web-0", "shop/web-1", "web/x-0"]
-    assert names(run, named, "pods", "web") == ["web-0", "web-1", "web/x-0"]
-    assert names(run, named, "pods", "", "-n", "shop") == ["held-0", "web-0", "web-1"]
-    assert names(run, named, "pods", "b", "--namespace=ci") == ["batch-7"]
-    assert names(run, named, "namespaces") == ["ci", "shop", "web"]
-    assert names(run, named, "pools") == ["shared"]
-    assert names(run, named, "sections", "hold") == ["holds"]
-    assert names(run, named, "held", "pod:we") == ["pod:web-0", "pod:web-1", "pod:web/x-0"]
-    assert "knob:cpu.quota" in names(run, named, "held", "knob:cpu.")
-    assert names(run, named, "held") == ["knob:", "node", "pod:"]
-    assert names(run, named, "other") == []
+@pytest.mark.usefixtures("named")
+def test_names_begin_with_the_word_and_have_harmless_characters(ctl: Run) -> None:
+    assert names(ctl, "pods") == ["ci/batch-7", "shop/held-0", "shop/web-0", "shop/web-1", "web/x-0"]
+    assert names(ctl, "pods", "web") == ["web-0", "web-1", "web/x-0"]
+    assert names(ctl, "pods", "", "-n", "shop") == ["held-0", "web-0", "web-1"]
+    assert names(ctl, "pods", "b", "--namespace=ci") == ["batch-7"]
+    assert names(ctl, "namespaces") == ["ci", "shop", "web"]
+    assert names(ctl, "pools") == ["shared"]
+    assert names(ctl, "sections", "hold") == ["holds"]
+    assert names(ctl, "held", "pod:we") == ["pod:web-0", "pod:web-1", "pod:web/x-0"]
+    assert "knob:cpu.quota" in names(ctl, "held", "knob:cpu.")
+    assert names(ctl, "held") == ["knob:", "node", "pod:"]
+    assert names(ctl, "other") == []
 
 
-def test_host_workloads_are_beside_pods_where_both_may_be_named(run: Run, named: FakeDaemon) -> None:
+def test_host_workloads_are_beside_pods_where_both_may_be_named(ctl: Run, named: FakeDaemon) -> None:
     named.document["hostlist"] = [{"name": "db"}, {"name": "a b"}]
-    assert names(run, named, "workloads") == [
+    assert names(ctl, "workloads") == [
         "ci/batch-7",
         "host:db",
         "shop/held-0",
@@ -44,13 +45,14 @@ def test_host_workloads_are_beside_pods_where_both_may_be_named(run: Run, named:
         "shop/web-1",
         "web/x-0",
     ]
-    assert names(run, named, "workloads", "host:d") == ["host:db"]
-    assert names(run, named, "workloads", "we") == ["web-0", "web-1", "web/x-0"]
-    assert names(run, named, "pods", "h") == ["held-0"]
+    assert names(ctl, "workloads", "host:d") == ["host:db"]
+    assert names(ctl, "workloads", "we") == ["web-0", "web-1", "web/x-0"]
+    assert names(ctl, "pods", "h") == ["held-0"]
 
 
-def test_holds_are_completed_as_they_are_printed(run: Run, named: FakeDaemon) -> None:
-    assert names(run, named, "holds") == [
+@pytest.mark.usefixtures("named")
+def test_holds_are_completed_as_they_are_printed(ctl: Run) -> None:
+    assert names(ctl, "holds") == [
         "file:shop/held-0/abababababab:cpu.set",
         "node",
         "off:shop/held-0",
@@ -58,11 +60,11 @@ def test_holds_are_completed_as_they_are_printed(run: Run, named: FakeDaemon) ->
     ]
 
 
-def test_the_list_is_bounded(run: Run, named: FakeDaemon) -> None:
+def test_the_list_is_bounded(ctl: Run, named: FakeDaemon) -> None:
     named.document["podnames"] = [
         {"uid": str(number), "namespace": "a", "name": f"p{number}"} for number in range(5000)
     ]
-    assert len(names(run, named, "pods")) == 500
+    assert len(names(ctl, "pods")) == 500
 
 
 def test_the_sections_are_the_daemons() -> None:
@@ -70,10 +72,10 @@ def test_the_sections_are_the_daemons() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\n\r\n[]", b"HTTP/1.1 200 OK\r\n\r\n{}", b"x" * 99])
-def test_a_wrong_answer_is_nothing(run: Run, named: FakeDaemon, answer: bytes) -> None:
+def test_a_wrong_answer_is_nothing(ctl: Run, named: FakeDaemon, answer: bytes) -> None:
     named.raw = answer
     for kind in ("pods", "holds", "namespaces", "pools"):
-        assert names(run, named, kind) == []
+        assert names(ctl, kind) == []
 
 
 def test_no_daemon_is_nothing(run: Run) -> None:

@@ -63,12 +63,12 @@ def test_a_row_has_what_was_read_and_at_most_eight_groups() -> None:
     assert (builds["use_milli"], builds["cpus"], builds["problem"]) == (None, None, "no such user in /etc/passwd")
 
 
-def test_pods_lists_them_as_rows_of_their_own_kind(run: Run, hosts: FakeDaemon) -> None:
-    ran = run("pods", "--socket", hosts.socket, "--interval", "0")
+def test_pods_lists_them_as_rows_of_their_own_kind(ctl: Run, hosts: FakeDaemon) -> None:
+    ran = ctl("pods", "--interval", "0")
     lines = [line.split() for line in ran.out.splitlines() if "host:" in line]
     assert lines[0][:3] == ["BE", "-", "-"]
     assert lines[1][:4] == ["victim", "0-7", "1.25", "7.5"]
-    answer = json.loads(run("pods", "--socket", hosts.socket, "--interval", "0", "-o", "json").out)
+    answer = json.loads(ctl("pods", "--interval", "0", "-o", "json").out)
     assert [row["name"] for row in answer["hosts"]] == ["builds", "db"]
     assert not [pod for pod in answer["pods"] if pod["name"] in {"builds", "db"}]
 
@@ -84,14 +84,14 @@ def test_pods_lists_them_as_rows_of_their_own_kind(run: Run, hosts: FakeDaemon) 
     ],
 )
 def test_filters_for_pods_leave_them_out(
-    run: Run, hosts: FakeDaemon, arguments: tuple[str, ...], names: list[str]
+    ctl: Run, hosts: FakeDaemon, arguments: tuple[str, ...], names: list[str]
 ) -> None:
-    ran = run("pods", "--socket", hosts.socket, "--interval", "0", "-o", "json", *arguments)
+    ran = ctl("pods", "--interval", "0", "-o", "json", *arguments)
     assert [row["name"] for row in json.loads(ran.out)["hosts"]] == names
 
 
-def test_status_counts_them_and_names_those_that_match_nothing(run: Run, hosts: FakeDaemon) -> None:
-    (line,) = [line for line in run("status", "--socket", hosts.socket).out.splitlines() if line.startswith("host ")]
+def test_status_counts_them_and_names_those_that_match_nothing(ctl: Run, hosts: FakeDaemon) -> None:
+    (line,) = [line for line in ctl("status").out.splitlines() if line.startswith("host ")]
     assert "2 host workloads: 1 victim, 1 BE" in line
     assert "nothing matches: builds" in line
 
@@ -134,15 +134,15 @@ def test_why_has_what_is_read_and_each_verdict_in_which_it_is(ctl: Run, hosts: F
     assert "\x1b" not in ran.out
 
 
-def test_why_takes_the_name_alone_where_no_pod_has_it(run: Run, hosts: FakeDaemon) -> None:
-    assert "host workload builds: user:ci" in run("why", "builds", "--socket", hosts.socket).out
-    ran = run("why", "buildsx", "--socket", hosts.socket)
+def test_why_takes_the_name_alone_where_no_pod_has_it(ctl: Run, hosts: FakeDaemon) -> None:
+    assert "host workload builds: user:ci" in ctl("why", "builds").out
+    ran = ctl("why", "buildsx")
     assert ran.code == Exit.NOT_FOUND
     assert "no pod 'buildsx'" in ran.err
 
 
-def test_why_of_one_that_is_not_configured_names_those_that_are(run: Run, hosts: FakeDaemon) -> None:
-    ran = run("why", "host:web", "--socket", hosts.socket)
+def test_why_of_one_that_is_not_configured_names_those_that_are(ctl: Run, hosts: FakeDaemon) -> None:
+    ran = ctl("why", "host:web")
     assert ran.code == Exit.NOT_FOUND
     assert "no host workload 'web' (host_workloads: builds, db)" in ran.err
 

@@ -32,10 +32,10 @@ def held(daemon: FakeDaemon) -> FakeDaemon:
 
 
 @pytest.mark.parametrize("command", ["holds", "status"])
-def test_holds_have_names_in_the_place_of_uids_and_paths(run: Run, held: FakeDaemon, command: str) -> None:
-    rows = json.loads(run(command, "--socket", held.socket, "-o", "json").out)["holds"]
+def test_holds_have_names_in_the_place_of_uids_and_paths(ctl: Run, held: FakeDaemon, command: str) -> None:
+    rows = json.loads(ctl(command, "-o", "json").out)["holds"]
     assert {row["target"]: row["title"] for row in rows} == TARGETS
-    lines = run(command, "--socket", held.socket).out.splitlines()
+    lines = ctl(command).out.splitlines()
     assert all(any(line.startswith(f"{title} ") for line in lines) for title in TARGETS.values())
 
 
@@ -57,34 +57,34 @@ def test_a_title_of_two_holds_is_ambiguous(ctl: Run, held: FakeDaemon) -> None:
 
 
 @pytest.mark.parametrize("words", [("-n", "ci"), ("-nci",), ("--namespace=ci",), ("--namespace", "ci", "--no-headers")])
-def test_a_namespace_may_precede_the_command(run: Run, held: FakeDaemon, words: tuple[str, ...]) -> None:
-    before = run(*words, "--socket", held.socket, "holds")
-    assert before == run("holds", "--socket", held.socket, *words)
+def test_a_namespace_may_precede_the_command(ctl: Run, held: FakeDaemon, words: tuple[str, ...]) -> None:
+    before = ctl(*words, "holds")
+    assert before == ctl("holds", *words)
     assert len([line for line in before.out.splitlines() if "ci/batch-7" in line]) == 4
     assert "node" not in before.out
 
 
-def test_a_hold_takes_a_pod_without_its_kind(run: Run, daemon: FakeDaemon) -> None:
+def test_a_hold_takes_a_pod_without_its_kind(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.answers["POST /holds"] = (201, {"target": "node", "reason": "x", "by": "ana", "until": None})
-    words = ("--for", "1h", "--reason", "x", "--socket", daemon.socket)
+    words = ("--for", "1h", "--reason", "x")
     for target in ("ci/batch-7", "batch-7", BATCH, "pod/batch-7"):
-        assert run("hold", target, *words).code == Exit.OK
+        assert ctl("hold", target, *words).code == Exit.OK
         assert daemon.asked[-1][1]["target"] == f"pod:{BATCH}"  # type: ignore[index]
     for target in ("node", "knob:cpu.set", "file:/kubepods", "cpu"):
-        run("hold", target, *words)
+        ctl("hold", target, *words)
         assert daemon.asked[-1][1]["target"] == target  # type: ignore[index]
 
 
-def test_a_namespace_chooses_among_pods_of_one_name(run: Run, ctl: Run, daemon: FakeDaemon) -> None:
+def test_a_namespace_chooses_among_pods_of_one_name(ctl: Run, daemon: FakeDaemon) -> None:
     pod = next(pod for pod in daemon.document["pods"] if pod["uid"] == BATCH)
     other = {**pod, "uid": "0d0d0d0d-0d0d-0d0d-0d0d-0d0d0d0d0d0d", "namespace": "qa", "title": "qa/batch-7"}
     daemon.document["pods"].append(other | {"containers": []})
     daemon.answers["POST /holds"] = (201, {"target": "node", "reason": "x", "by": "ana", "until": None})
     daemon.answers["POST /restore"] = (200, {"files": [], "restored": 0, "left": 0, "mode": "enforce", "hold": None})
-    hold = ("hold", "pod:batch-7", "--for", "1h", "--reason", "x", "--socket", daemon.socket)
-    restore = ("restore", "--pod", "batch-7", "--socket", daemon.socket)
-    assert run(*hold).code == run(*restore).code == Exit.AMBIGUOUS
-    assert run(*hold, "-n", "qa").code == run(*restore, "-n", "qa").code == Exit.OK
+    hold = ("hold", "pod:batch-7", "--for", "1h", "--reason", "x")
+    restore = ("restore", "--pod", "batch-7")
+    assert ctl(*hold).code == ctl(*restore).code == Exit.AMBIGUOUS
+    assert ctl(*hold, "-n", "qa").code == ctl(*restore, "-n", "qa").code == Exit.OK
     bodies = {text: body for text, body in daemon.asked if body is not None}
     assert bodies["POST /holds"]["target"] == f"pod:{other['uid']}"  # type: ignore[index]
     assert bodies["POST /restore"]["pod_uid"] == other["uid"]  # type: ignore[index]

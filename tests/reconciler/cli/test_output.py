@@ -81,12 +81,11 @@ def test_two_values_that_read_alike_differ_in_a_table() -> None:
     assert len(texts) == 2
 
 
-def test_tables_have_units_and_documents_the_files_own_texts(run: Run, daemon: FakeDaemon) -> None:
-    words = ("--socket", daemon.socket)
+def test_tables_have_units_and_documents_the_files_own_texts(ctl: Run) -> None:
     for command in (("diff", "--all"), ("dump", "--section", "files"), ("dump", "--section", "settings")):
-        assert " shares " in run(*command, *words).out, command
+        assert " shares " in ctl(*command).out, command
         for form in ("json", "yaml"):
-            text = run(*command, *words, "-o", form).out
+            text = ctl(*command, "-o", form).out
             assert " shares" not in text
             assert " µs" not in text
 

@@ -55,22 +55,22 @@ def pods(ctl: Run, *arguments: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_use_and_throttling_are_of_the_time_between_two_readings(run: Run, two: FakeDaemon) -> None:
-    web, batch, new = pods(run, two)
+def test_use_and_throttling_are_of_the_time_between_two_readings(ctl: Run, two: FakeDaemon) -> None:
+    web, batch, new = pods(ctl)
     assert (web["use_milli"], web["throttled_percent"]) == (500, 25.0)
     assert (batch["use_milli"], batch["throttled_percent"]) == (1500, 0.0)
     assert (new["use_milli"], new["throttled_percent"]) == (None, None), "one reading is no rate"
     assert [text for text, _ in two.asked] == ["GET /state?section=podlist,podparents,hostlist"] * 2
 
 
-def test_without_an_interval_there_is_one_request_and_no_rate(run: Run, two: FakeDaemon) -> None:
-    assert {pod["use_milli"] for pod in pods(run, two, "--interval", "0")} == {None}
+def test_without_an_interval_there_is_one_request_and_no_rate(ctl: Run, two: FakeDaemon) -> None:
+    assert {pod["use_milli"] for pod in pods(ctl, "--interval", "0")} == {None}
     assert len(two.asked) == 1
 
 
-def test_a_counter_that_restarted_has_no_rate(run: Run, two: FakeDaemon) -> None:
+def test_a_counter_that_restarted_has_no_rate(ctl: Run, two: FakeDaemon) -> None:
     two.document["podlist"][0]["counters"][""]["cpu_ns"] = 10**12
-    assert pods(run, two)[0]["use_milli"] is None
+    assert pods(ctl)[0]["use_milli"] is None
 
 
 @pytest.mark.parametrize(
@@ -87,20 +87,20 @@ def test_a_counter_that_restarted_has_no_rate(run: Run, two: FakeDaemon) -> None
         (("--sort", "pod"), ["batch-7", "new-1", "web-0"]),
     ],
 )
-def test_filters_and_order(run: Run, two: FakeDaemon, arguments: tuple[str, ...], names: list[str]) -> None:
-    assert [pod["name"] for pod in pods(run, two, *arguments)] == names
+def test_filters_and_order(ctl: Run, two: FakeDaemon, arguments: tuple[str, ...], names: list[str]) -> None:
+    assert [pod["name"] for pod in pods(ctl, *arguments)] == names
 
 
-def test_the_table_fits_80_columns_and_wide_has_the_uid(run: Run, two: FakeDaemon) -> None:
-    lines = run("pods", "--socket", two.socket).out.splitlines()
+def test_the_table_fits_80_columns_and_wide_has_the_uid(ctl: Run, two: FakeDaemon) -> None:
+    lines = ctl("pods").out.splitlines()
     assert lines[0].split() == ["STATE", "CLASS", "CPUS", "QUOTA", "USE", "THROT", "WAIT", "POD"]
     assert lines[1].split()[-5:] == ["0.50", "25", "%", "-", "shop/web-0"]
     assert max(map(len, lines)) <= 80
-    assert "uid-web-0" in run("pods", "--socket", two.socket, "-o", "wide").out
+    assert "uid-web-0" in ctl("pods", "-o", "wide").out
 
 
 def test_a_watch_in_a_pipe_appends_blocks_until_it_is_ended(
-    run: Run, two: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    ctl: Run, two: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = iter(range(3))
 
@@ -109,7 +109,7 @@ def test_a_watch_in_a_pipe_appends_blocks_until_it_is_ended(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "_wait", wait)
-    ran = run("pods", "--socket", two.socket, "-w")
+    ran = ctl("pods", "-w")
     assert ran.code == Exit.OK
     assert ran.out.count("STATE") == 3
     assert "\x1b" not in ran.out

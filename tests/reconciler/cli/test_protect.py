@@ -144,15 +144,15 @@ def test_an_edit_before_the_write_is_kept(
     assert "edited meanwhile" in ran.err
 
 
-def test_the_undo_restores_what_was_there(run: Run, file: Path, daemon: FakeDaemon) -> None:
+def test_the_undo_restores_what_was_there(ctl: Run, file: Path, daemon: FakeDaemon) -> None:
     daemon.answers[RELOAD] = 200, {"mode": "enforce", "protect": "cpu"}
-    arguments = ("protect", "cpu", "--config", str(file), "--socket", daemon.socket)
-    assert "undo:" not in run(*arguments, "--dry-run").out
-    assert "undo: bypassctl protect observe" in run(*arguments).out
-    assert "undo:" not in run(*arguments).out, "it was the level already"
+    arguments = ("protect", "cpu", "--config", str(file))
+    assert "undo:" not in ctl(*arguments, "--dry-run").out
+    assert "undo: bypassctl protect observe" in ctl(*arguments).out
+    assert "undo:" not in ctl(*arguments).out, "it was the level already"
     # Beside it the level observe is refused, so it cannot be the undo.
     file.write_text("mode: enforce\n")
-    out = " ".join(run(*arguments).out.split())
+    out = " ".join(ctl(*arguments).out.split())
     assert f"undo: remove protect from {file}, then bypassctl reload" in out
     assert "bypassctl protect observe" not in out
 

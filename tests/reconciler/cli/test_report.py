@@ -88,12 +88,12 @@ def test_host_workloads_have_a_line_where_any_was_measured(ctl: Run, daemon: Fak
     assert "BE host workloads used 1.5 CPU-hours; tasks of victims waited 90 s for a CPU" in out
 
 
-def test_promises_are_shown_by_hour_and_in_all(run: Run, daemon: FakeDaemon) -> None:
+def test_promises_are_shown_by_hour_and_in_all(ctl: Run, daemon: FakeDaemon) -> None:
     rows = [effect_row(now() - 2), effect_row(now() - 1), effect_row(now())]
     rows[1]["promises"], rows[2]["promises"] = promised(8000, 8000), promised(8000, 5000, 30)
     daemon.document["effect"] = rows
-    command = ("report", "--since", "3h", "--socket", daemon.socket)
-    facts = json.loads(run(*command, "-o", "json").out)
+    command = ("report", "--since", "3h")
+    facts = json.loads(ctl(*command, "-o", "json").out)
     assert facts["hours"][0]["promises"] is None, "none were counted"
     cpu = facts["total"]["promises"]["cpu"]
     assert (cpu["kept"], cpu["broken"], cpu["missing_milli"], cpu["most_missing_milli"]) == (60, 30, 3000, 3000)
@@ -101,7 +101,7 @@ def test_promises_are_shown_by_hour_and_in_all(run: Run, daemon: FakeDaemon) -> 
     twice = sums([rows[2], rows[2]])["promises"]["cpu"]
     assert (twice["missing"], twice["most_missing"]) == (2 * 30 * 3000, 3000), "the largest is no sum"
     assert facts["total"]["promises"]["memory"]["promised_bytes"] is None
-    text = run(*command).out
+    text = ctl(*command).out
     lines = [line.split() for line in text.splitlines() if "recent" in line]
     assert len(lines) == 3
     assert lines[1][-6:] == ["30/30", "3.00", "-", "-", "0/0", "-"]
@@ -113,15 +113,15 @@ def test_promises_are_shown_by_hour_and_in_all(run: Run, daemon: FakeDaemon) -> 
     ("busy_milli", "code", "state"), [(11.0, Exit.OK, GateState.PASSED), (13.0, Exit.NOT_OK, GateState.FAILED)]
 )
 def test_the_gate_is_the_exit_code(
-    run: Run, daemon: FakeDaemon, busy_milli: float, code: Exit, state: GateState
+    ctl: Run, daemon: FakeDaemon, busy_milli: float, code: Exit, state: GateState
 ) -> None:
     daemon.document["effect"] = [row | {"with_be": side(30, busy_milli)} for row in two_hours()]
-    report = ("report", "--socket", daemon.socket, "--since", "1h")
-    assert run(*report).code == Exit.OK
-    ran = run(*report, "--gate", "-o", "json")
+    report = ("report", "--since", "1h")
+    assert ctl(*report).code == Exit.OK
+    ran = ctl(*report, "--gate", "-o", "json")
     assert (ran.code, json.loads(ran.out)["gate"]["state"]) == (code, state)
-    assert run(*report, "--gate", "wait=1.5").code == Exit.OK
-    ran = run(*report, "--gate", "wait=off", "-o", "json")
+    assert ctl(*report, "--gate", "wait=1.5").code == Exit.OK
+    ran = ctl(*report, "--gate", "wait=off", "-o", "json")
     assert (ran.code, json.loads(ran.out)["gate"]["ok"]) == (Exit.OK, True)
 
 
@@ -190,15 +190,15 @@ def test_a_part_of_the_time_without_a_record_is_no_evidence(enforced: int, state
     assert states([row], {"held": 0.1})["held"] is GateState.PASSED
 
 
-def test_a_daemon_of_two_hours_is_no_evidence_for_a_day(run: Run, daemon: FakeDaemon) -> None:
+def test_a_daemon_of_two_hours_is_no_evidence_for_a_day(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["effect"] = two_hours()
-    gate_of = ("report", "--socket", daemon.socket, "-o", "json", "--gate")
-    ran = run(*gate_of, "--since", "24h")
+    gate_of = ("report", "-o", "json", "--gate")
+    ran = ctl(*gate_of, "--since", "24h")
     assert (ran.code, json.loads(ran.out)["gate"]["state"]) == (Exit.NO_EVIDENCE, "unknown")
-    assert run(*gate_of, "missing=off", "--since", "24h").code == Exit.OK
+    assert ctl(*gate_of, "missing=off", "--since", "24h").code == Exit.OK
     # Harm is harm, however little was recorded.
     daemon.document["effect"] = two_hours(evictions=9)
-    assert run(*gate_of, "--since", "24h").code == Exit.NOT_OK
+    assert ctl(*gate_of, "--since", "24h").code == Exit.NOT_OK
 
 
 def test_a_gate_without_bounds_is_passed() -> None:

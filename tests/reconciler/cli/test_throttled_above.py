@@ -58,35 +58,31 @@ def listed(ctl: Run, *words: str) -> dict[str, dict[str, Any]]:
     return {pod["name"]: pod for pod in json.loads(ran.out)["pods"]}
 
 
-def test_json_has_the_directory_its_amount_and_who_set_it(run: Run, throttled: FakeDaemon) -> None:
-    pods = listed(run, throttled)
+def test_json_has_the_directory_its_amount_and_who_set_it(ctl: Run, throttled: FakeDaemon) -> None:
+    pods = listed(ctl)
     above = {"path": BESTEFFORT, "percent": 60.0, "quota_milli": 400, "quota_by": "bypassd (reclaimed)"}
     assert [pods[name]["throttled_above"] for name in ("be-0", "be-1", "web-0")] == [above, above, None]
     assert [pods[name]["throttled_percent"] for name in ("be-0", "be-1", "web-0")] == [0.0, 75.0, 0.0]
 
 
-def test_the_table_has_the_larger_amount_with_a_mark_for_a_directorys(run: Run, throttled: FakeDaemon) -> None:
-    _, *lines = run("pods", "--socket", throttled.socket).out.splitlines()
+def test_the_table_has_the_larger_amount_with_a_mark_for_a_directorys(ctl: Run, throttled: FakeDaemon) -> None:
+    _, *lines = ctl("pods").out.splitlines()
     shown = {line.split("/")[-1]: line.split()[-5:-2] for line in lines}
     assert shown == {"be-0": ["0.10", "60", "%^"], "be-1": ["0.10", "75", "%"], "web-0": ["0.10", "0", "%"]}
     answered(throttled, 10.0, own=0, above=0)
-    names = [
-        line.split("/")[-1] for line in run("pods", "--socket", throttled.socket, "--sort", "throttled").out.split()
-    ]
+    names = [line.split("/")[-1] for line in ctl("pods", "--sort", "throttled").out.split()]
     assert [name for name in names if name[:2] in {"be", "we"}] == ["be-1", "be-0", "web-0"]
 
 
-def test_wide_names_the_directory_and_who_set_its_quota(run: Run, throttled: FakeDaemon) -> None:
-    lines = {
-        line.split("/")[-1]: line for line in run("pods", "--socket", throttled.socket, "-o", "wide").out.splitlines()
-    }
+def test_wide_names_the_directory_and_who_set_its_quota(ctl: Run, throttled: FakeDaemon) -> None:
+    lines = {line.split("/")[-1]: line for line in ctl("pods", "-o", "wide").out.splitlines()}
     assert f" {BESTEFFORT}: bypassd " in lines["be-0"]
     assert " own " in lines["be-1"]
     assert BESTEFFORT not in lines["web-0"]
 
 
-def test_one_reading_and_a_quota_that_was_removed_are_no_throttling(run: Run, throttled: FakeDaemon) -> None:
-    assert {pod["throttled_above"] for pod in listed(run, throttled, "--interval", "0").values()} == {None}
+def test_one_reading_and_a_quota_that_was_removed_are_no_throttling(ctl: Run, throttled: FakeDaemon) -> None:
+    assert {pod["throttled_above"] for pod in listed(ctl, "--interval", "0").values()} == {None}
     before, after = parents(10.0, 0), parents(12.0, 12)
     assert set(module.throttling_parents(before, after)) == {BESTEFFORT}
     after[1]["quota_milli"] = None
@@ -145,10 +141,10 @@ def test_a_terminal_says_below_the_list_what_the_mark_may_mean(throttled: FakeDa
     assert text.endswith(f"^ {BESTEFFORT}: quota of 0.40 CPU, by bypassd (reclaimed)")
 
 
-def test_top_names_the_directory_once_above_the_verdicts(run: Run, throttled: FakeDaemon) -> None:
+def test_top_names_the_directory_once_above_the_verdicts(ctl: Run, throttled: FakeDaemon) -> None:
     made = MadeNode(0)
     throttled.document |= {"cpumap": made._cpumap(), "budget": made._budget(), "interference": {}, "eviction": None}
-    ran = run("top", "--socket", throttled.socket)
+    ran = ctl("top")
     assert ran.code == Exit.OK, ran.err
     above = [line for line in ran.out.splitlines() if line.startswith("^ above")]
     assert len(above) == 1

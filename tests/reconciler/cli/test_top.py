@@ -275,8 +275,8 @@ def test_once_as_json_has_the_parts(ctl: Run, made: FakeDaemon) -> None:
 
 
 @pytest.mark.parametrize("interval", ["0", "-1", "61", "nan"])
-def test_an_interval_out_of_bounds_is_a_usage_error(run: Run, made: FakeDaemon, interval: str) -> None:
-    assert run("top", "--socket", made.socket, f"--interval={interval}").code == Exit.USAGE
+def test_an_interval_out_of_bounds_is_a_usage_error(ctl: Run, made: FakeDaemon, interval: str) -> None:
+    assert ctl("top", f"--interval={interval}").code == Exit.USAGE
 
 
 def test_a_daemon_that_ends_is_reported_and_continued(daemon: FakeDaemon) -> None:

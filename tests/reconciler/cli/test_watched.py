@@ -107,8 +107,8 @@ def section_of(out: str) -> list[str]:
     return lines[start + 1 : lines.index("", start)] if "" in lines[start:] else lines[start + 1 :]
 
 
-def test_explain_tells_what_rules_say_of_a_victim_and_what_is_done_for_it(run: Run, watching: FakeDaemon) -> None:
-    assert section_of(run("why", WEB, "--socket", watching.socket).out) == [
+def test_explain_tells_what_rules_say_of_a_victim_and_what_is_done_for_it(ctl: Run, watching: FakeDaemon) -> None:
+    assert section_of(ctl("why", WEB).out) == [
         "  interfered by rule cpu  for 14 s, severity 4.81",
         "    waits 31 % of the time that it could run",
         "    top suspect: ci/batch-7, 0.94: used 2410 milli-CPU (and 1 more: bypassctl interference)",
@@ -117,8 +117,8 @@ def test_explain_tells_what_rules_say_of_a_victim_and_what_is_done_for_it(run: R
     ]
 
 
-def test_explain_tells_of_a_suspect_what_is_in_force_on_it_and_for_whom(run: Run, watching: FakeDaemon) -> None:
-    assert section_of(run("why", BATCH, "--socket", watching.socket).out) == [
+def test_explain_tells_of_a_suspect_what_is_in_force_on_it_and_for_whom(ctl: Run, watching: FakeDaemon) -> None:
+    assert section_of(ctl("why", BATCH).out) == [
         "  suspected number 1 for victim shop/web-0 (interfered, cpu): 0.94: used 2410 milli-CPU",
         f"  in force for shop/web-0 (cpu): {SQUEEZED.describe}  12 s",
         "    limited to 1.79 CPU: for victim shop/web-0 (cpu)",

@@ -360,11 +360,11 @@ def test_a_be_pools_reason_is_none_of_a_set_that_bypassd_did_not_write(pool: str
     assert why._decided(facts, body)["reason"] == reason
 
 
-def test_in_observe_the_budget_is_planned_and_not_written(run: Run, ctl: Run, daemon: FakeDaemon) -> None:
-    words = ("why", "batch-7", "--socket", daemon.socket)
-    assert "planned, not written" not in run(*words).out
+def test_in_observe_the_budget_is_planned_and_not_written(ctl: Run, daemon: FakeDaemon) -> None:
+    words = ("why", "batch-7")
+    assert "planned, not written" not in ctl(*words).out
     daemon.document["agent"]["mode"] = "observe"
-    assert "planned, not written" in run(*words).out
+    assert "planned, not written" in ctl(*words).out
     assert "planned, not written" in ctl("status").out
 
 
