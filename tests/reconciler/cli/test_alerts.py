@@ -70,9 +70,6 @@ def test_the_daemon_tests_its_sinks_and_a_bad_one_makes_the_exit_code(ctl: Run, 
     daemon.answers["POST /alerts/test"] = (200, {"sinks": results[:1]})
     ran = ctl("alert", "test", "--sink", "log", "-o", "json")
     assert (ran.code, json.loads(ran.out)) == (Exit.OK, {"sinks": results[:1]})
-
-
-def test_no_such_sink_is_a_usage_error_in_the_daemons_words(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.answers["POST /alerts/test"] = (400, {"error": "sink: 'x': expected one of log"})
     ran = ctl("alert", "test", "--sink", "x")
     assert (ran.code, ran.err) == (Exit.USAGE, "bypassctl: the daemon: sink: 'x': expected one of log\n")

@@ -172,14 +172,11 @@ def shown(closing: dict[str, Any], run: Run, tmp_path: Path) -> list[str]:
     return ran(run, tmp_path, {**document(), "closing": closing})[1]
 
 
-def test_a_closed_node_is_said_with_its_mark_and_its_end(run: Run, tmp_path: Path) -> None:
+def test_a_closed_node_is_said_with_its_mark_and_its_end_or_why_it_is_not_in_place(run: Run, tmp_path: Path) -> None:
     lines = shown({**CLOSED, "opens_s": 90.0}, run, tmp_path)
     (place,) = (number for number, line in enumerate(lines) if line.startswith("the node is closed to new BE pods"))
     assert lines[place].endswith("; taint bypassd/closed:NoSchedule; opens in 90 s")
     assert lines[place + 1] == "  node_memory: 80 GiB of 100 GiB used"
-
-
-def test_why_the_mark_is_not_in_place_is_on_a_line_of_its_own(run: Run, tmp_path: Path) -> None:
     lines = shown({**CLOSED, "state": "refused", "detail": "HTTP 403 forbidden"}, run, tmp_path)
     assert "  HTTP 403 forbidden" in lines
     (line,) = (line for line in lines if line.startswith("the node is closed"))

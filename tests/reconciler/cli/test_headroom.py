@@ -39,7 +39,7 @@ PROMISED: dict[str, Any] = {
 }
 
 
-def test_it_is_shown_by_node(ctl: Run, daemon: FakeDaemon) -> None:
+def test_it_is_shown_by_node_and_is_one_document_for_programs(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["headroom"] = PROMISED
     ran = ctl("headroom")
     assert ran.code == Exit.OK
@@ -53,6 +53,8 @@ def test_it_is_shown_by_node(ctl: Run, daemon: FakeDaemon) -> None:
         "reason: the mean of 4 times 30 s",
         "law recent: what the last minutes have left",
     ]
+    assert json.loads(ctl("headroom", "-o", "json").out) == {"headroom": PROMISED}
+    assert "numa_node: 1" in ctl("headroom", "-o", "yaml").out
 
 
 @pytest.mark.parametrize(
@@ -88,12 +90,6 @@ def test_what_a_killed_daemon_has_published_is_named_with_the_command(run: Run, 
         store.apply(batch)
     ran = run("headroom", "--store", str(path), "--socket", str(tmp_path / "none.sock"))
     assert ran.out.splitlines()[-1] == "still published to node; bypassctl headroom --withdraw"
-
-
-def test_it_is_one_document_for_programs(ctl: Run, daemon: FakeDaemon) -> None:
-    daemon.document["headroom"] = PROMISED
-    assert json.loads(ctl("headroom", "-o", "json").out) == {"headroom": PROMISED}
-    assert "numa_node: 1" in ctl("headroom", "-o", "yaml").out
 
 
 def test_the_daemons_own_document_has_it(ctl: Run) -> None:

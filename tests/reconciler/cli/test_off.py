@@ -48,10 +48,6 @@ def test_quotas_above_the_pod_are_named_and_how_to_lift_ours(ctl: Run) -> None:
     assert f"{ABOVE}/pod" not in out
     assert "--with-budget" in out
     assert out.splitlines()[-1] == "back earlier: bypassctl release off:ci/batch-7"
-
-
-@pytest.mark.usefixtures("answer")
-def test_wide_has_the_uid_for_the_name(ctl: Run) -> None:
     out = ctl("off", "batch-7", "--for", "1h", "--reason", "x", "-o", "wide").out
     assert out.splitlines()[-1] == f"back earlier: bypassctl release off:{BATCH}"
 

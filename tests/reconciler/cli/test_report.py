@@ -126,6 +126,7 @@ def test_the_gate_is_the_exit_code(
 
 
 def test_each_bound() -> None:
+    assert gate_state([]) is GateState.PASSED
     good = effect_row(1, starts=100, late=1, evictions=1, yields=1)
     assert states([good]) == dict.fromkeys(DEFAULTS, GateState.PASSED)
     broken = {
@@ -199,10 +200,6 @@ def test_a_daemon_of_two_hours_is_no_evidence_for_a_day(ctl: Run, daemon: FakeDa
     # Harm is harm, however little was recorded.
     daemon.document["effect"] = two_hours(evictions=9)
     assert ctl(*gate_of, "--since", "24h").code == Exit.NOT_OK
-
-
-def test_a_gate_without_bounds_is_passed() -> None:
-    assert gate_state([]) is GateState.PASSED
 
 
 def test_waits_below_the_noise_are_within_every_ratio() -> None:

@@ -123,6 +123,8 @@ def test_explain_tells_of_a_suspect_what_is_in_force_on_it_and_for_whom(ctl: Run
         f"  in force for shop/web-0 (cpu): {SQUEEZED.describe}  12 s",
         "    limited to 1.79 CPU: for victim shop/web-0 (cpu)",
     ]
+    watching.document["interference"]["measures"] = {"frozen": {BATCH: "for victim shop/web-0 (cpu)"}}
+    assert section_of(ctl("why", BATCH).out)[-1] == "    frozen: for victim shop/web-0 (cpu)"
 
 
 def test_a_squeeze_that_no_file_has_is_not_in_force(ctl: Run, watching: FakeDaemon) -> None:
@@ -160,11 +162,6 @@ def test_an_eviction_is_shown_as_asked_for_and_a_dry_run_as_what_it_would_do(
     row = next(line for line in ctl("interference").out.splitlines() if "evict ci" in line)
     assert row.split("  ")[-2].strip() == listed
     assert counted in ctl("status").out
-
-
-def test_a_frozen_pod_says_why(ctl: Run, watching: FakeDaemon) -> None:
-    watching.document["interference"]["measures"] = {"frozen": {BATCH: "for victim shop/web-0 (cpu)"}}
-    assert section_of(ctl("why", BATCH).out)[-1] == "    frozen: for victim shop/web-0 (cpu)"
 
 
 def test_an_online_pod_that_is_well_says_so_and_best_effort_work_without_a_part_says_nothing(
