@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from reconciler.cli.main import main
+from reconciler.cli.main import main, parser
+from reconciler.cli.nodeview import InspectedNode, inspect_node
 from tests.fakes.livenode import LiveNode
 from tests.reconciler.cli.fakedaemon import FakeDaemon, listening
 
@@ -32,6 +33,17 @@ class Ran(NamedTuple):
 
 
 Run = Callable[..., Ran]
+
+
+def inspected(root: str, config: str | None = None) -> InspectedNode:
+    """What commands read of the node below ``root``; with a text as its configuration, which is valid."""
+    if config is not None:
+        path = Path(root, "etc/bypassd/config.yaml")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(config)
+    node = inspect_node(parser().parse_args(["doctor", "--root", root]))
+    assert config is None or "config" not in node.problems, node.problems["config"]
+    return node
 
 
 @pytest.fixture(autouse=True)

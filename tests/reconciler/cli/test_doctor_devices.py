@@ -7,8 +7,6 @@ from msgspec.structs import replace
 from reconciler.cli.checks import CheckState
 from reconciler.cli.checks.machine import devices
 from reconciler.cli.format import value_text
-from reconciler.cli.main import parser
-from reconciler.cli.nodeview import inspect_node
 from reconciler.cli.offline import plan_node
 from reconciler.cli.recorded import RecordedNode
 from reconciler.config.model import Config
@@ -16,6 +14,7 @@ from reconciler.policies.disk import DiskPolicyConfig, DiskRule
 from reconciler.policies.network import InterfaceRule, NetworkConfig
 from reconciler.policies.table import PoliciesConfig
 from tests.fakes.livenode import LiveNode
+from tests.reconciler.cli.conftest import inspected
 
 MEGA = 1 << 20
 SCHEDULER = "sys/devices/block/sda/queue/scheduler"
@@ -32,7 +31,7 @@ def with_disk(live: LiveNode) -> None:
 
 
 def found(live: LiveNode, config: PoliciesConfig) -> list[tuple[str, CheckState, str]]:
-    node = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
+    node = inspected(live.root)
     there = replace(node, config=replace(node.config, policies=config))
     return [(result.name, result.state, result.found) for result in devices(there)]
 
@@ -102,7 +101,7 @@ def test_a_kernel_without_the_modules_that_redirect_packets_is_reported(live: Li
 
 def test_a_plan_without_a_daemon_knows_the_disks_and_what_is_wrong_with_others(live: LiveNode) -> None:
     with_disk(live)
-    node = inspect_node(parser().parse_args(["plan", "--root", live.root]))
+    node = inspected(live.root)
     config: Config = replace(node.config, policies=disk("8:1", "9:9"))
     outlook = plan_node(replace(node, config=config), RecordedNode(), files=live.kernel)
     assert outlook.view.disks["8:1"].device == "8:0"

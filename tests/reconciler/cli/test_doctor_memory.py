@@ -7,8 +7,6 @@ from msgspec.structs import replace
 
 from reconciler.cli.checks import CheckState
 from reconciler.cli.checks.machine import memory
-from reconciler.cli.main import parser
-from reconciler.cli.nodeview import inspect_node
 from reconciler.policies.be_memory import BeMemoryConfig
 from reconciler.policies.memory_qos import MemoryQosConfig
 from reconciler.policies.memory_reclaim import MemoryReclaimConfig
@@ -16,6 +14,7 @@ from reconciler.policies.numa_memory import NumaMemoryPolicyConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.policies.watermarks import WatermarksConfig
 from tests.fakes.livenode import LiveNode
+from tests.reconciler.cli.conftest import inspected
 
 PSI = "some avg10=0.00 avg60=0.00 avg300=0.00 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1\n"
 MEMINFO = "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\nSwapTotal: {swap} kB\nSwapFree: 0 kB\n"
@@ -30,7 +29,7 @@ def v2(tmp_path_factory: pytest.TempPathFactory) -> LiveNode:
 
 def found(live: LiveNode, policies: PoliciesConfig = OFF, swap: int = 0) -> dict[str, tuple[CheckState, str, str]]:
     live.put("proc/meminfo", MEMINFO.format(swap=swap))
-    node = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
+    node = inspected(live.root)
     there = replace(node, config=replace(node.config, policies=policies))
     return {result.name: (result.state, result.found, result.fix) for result in memory(there)}
 
@@ -45,7 +44,7 @@ def test_one_line_when_something_is_on_and_none_else(live: LiveNode) -> None:
 
 def test_a_node_without_memory_figures_is_unknown(live: LiveNode) -> None:
     live.put("proc/meminfo", "MemTotal: 5 kB\n")
-    node = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
+    node = inspected(live.root)
     assert [(result.state, result.found) for result in memory(node)] == [(CheckState.WARN, "unknown")]
 
 

@@ -16,13 +16,11 @@ from reconciler.cli.asking import QueryResults, ask_api
 from reconciler.cli.checks import CheckResult, CheckState, watching
 from reconciler.cli.checks.kubelet import kubelet
 from reconciler.cli.doctor import examine
-from reconciler.cli.main import parser
-from reconciler.cli.nodeview import InspectedNode, inspect_node
 from reconciler.sources.cri import RuntimeVersion
 from tests.fakes.http_peer import HttpPeer, Reply
 from tests.fakes.jwt import jwt
 from tests.fakes.livenode import LiveNode, container_id
-from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.conftest import Run, inspected
 from tests.reconciler.cli.test_doctor import furnished, good
 
 __all__ = ["good"]
@@ -39,23 +37,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> LiveNode:
     return furnished(LiveNode(tmp_path_factory.mktemp("whole")))
 
 
-def view(live: LiveNode, config: str) -> InspectedNode:
-    return inspected(Path(live.root), config)
-
-
-def inspected(root: Path, config: str) -> InspectedNode:
-    """The node below ``root``, which may have no more than this configuration."""
-    path = root / "etc/bypassd/config.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(config)
-    node = inspect_node(parser().parse_args(["doctor", "--root", str(root)]))
-    assert "config" not in node.problems, node.problems["config"]
-    return node
-
-
 def found(live: LiveNode, config: str, results: QueryResults | None = None) -> dict[str, CheckResult]:
     """On a copied node; with ``results`` on one that runs, with the copy's cgroups."""
-    node = view(live, config)
+    node = inspected(live.root, config)
     if results is not None:
         node = replace(node, root="/")
     return {result.name: result for result in watching.watching(node, results or QueryResults())}
@@ -75,11 +59,8 @@ def with_rights(monkeypatch: pytest.MonkeyPatch, effective: int, mounts: str = "
     )
 
 
-def test_nothing_is_said_of_what_is_off(whole: LiveNode) -> None:
-    assert found(whole, "mode: enforce\n") == {}
-
-
 def test_a_node_that_can_do_it_all_takes_a_line_for_each_and_stays_on_its_screen(run: Run, whole: LiveNode) -> None:
+    assert found(whole, "mode: enforce\n") == {}, "nothing of what is off"
     there = found(whole, f"mode: enforce\n{WATCH}  rules:\n    cpu: {{dry_run: false}}\n{EVICT}")
     assert there == {
         "interference": CheckResult(
@@ -185,16 +166,11 @@ def test_what_a_share_of_the_cache_moves_by_is_told_where_something_is_missing(
 
 
 def test_counters_that_are_there_but_not_for_us_say_why(whole: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = view(whole, WATCH)
+    node = inspected(whole.root, WATCH)
     assert watching._lacking(node, QueryResults(perf_problem="not permitted (EACCES)"))["cpi"] == (
         "counters: not permitted (EACCES)"
     )
     assert "cpi" not in watching._lacking(node, QueryResults(perf_problem=""))
-
-
-def test_a_mode_that_writes_nothing_is_told_where_a_rule_is_enforced(whole: LiveNode) -> None:
-    text = found(whole, f"mode: observe\n{WATCH}  rules:\n    cpu: {{dry_run: false}}\n")["interference"].found
-    assert text.startswith("4 rules, 1 enforced (mode is observe: no action is taken)")
 
 
 def test_without_taskstats_waiting_is_read_by_thread(whole: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +242,7 @@ def test_the_end_of_the_api_servers_token_is_shown_and_a_reason_to_act_days_befo
     path, now = tmp_path / "token", time.time()
     path.touch(mode=0o600)
     config = f"apiserver: {{server: 'https://10.0.0.1:6443', token_file: {path}}}\n"
-    node = replace(view(whole, config), root="/")
+    node = replace(inspected(whole.root, config), root="/")
     for left_s, state, words in (
         (30 * 86_400, CheckState.OK, "expires in 30 d"),
         (2 * 86_400 + 60, CheckState.WARN, "expires in 2 d"),
@@ -298,10 +274,12 @@ def test_means_that_cannot_be_used_say_why(whole: LiveNode, monkeypatch: pytest.
         assert (result.state, unusable in result.found) == (lost, True)
 
 
-def test_whether_pods_really_go_and_why_not(whole: LiveNode) -> None:
+def test_whether_pods_really_go_and_rules_are_enforced_and_why_not(whole: LiveNode) -> None:
     off = f"{EVICT}  dry_run: false\n"
     assert found(whole, f"mode: enforce\n{off}")["eviction"].found.startswith("enforced, 4 triggers")
     assert found(whole, f"mode: observe\n{off}")["eviction"].found.startswith("dry run (mode is observe)")
+    text = found(whole, f"mode: observe\n{WATCH}  rules:\n    cpu: {{dry_run: false}}\n")["interference"].found
+    assert text.startswith("4 rules, 1 enforced (mode is observe: no action is taken)")
 
 
 def test_a_kernel_that_kills_whole_groups_is_told(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -331,7 +309,7 @@ async def test_the_api_server_is_asked_whether_we_may_evict(
 ) -> None:
     server, results = HttpPeer([reply]), QueryResults()
     port = await nursery.start(server.serve)
-    await ask_api(inspected(tmp_path, f"apiserver: {{server: 'http://127.0.0.1:{port}'}}\n"), results)
+    await ask_api(inspected(str(tmp_path), f"apiserver: {{server: 'http://127.0.0.1:{port}'}}\n"), results)
     assert results.api_problem == problem
     assert server.requests[0][""] == "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews HTTP/1.1"
     wanted = {"verb": "create", "resource": "pods", "subresource": "eviction"}
@@ -340,13 +318,13 @@ async def test_the_api_server_is_asked_whether_we_may_evict(
 
 async def test_no_way_to_the_api_server_is_a_reason_and_not_an_error(tmp_path: Path) -> None:
     results = QueryResults()
-    await ask_api(inspected(tmp_path, "apiserver: {enabled: false}\n"), results)
+    await ask_api(inspected(str(tmp_path), "apiserver: {enabled: false}\n"), results)
     assert results.api_problem is not None
     assert results.api_problem.endswith("apiserver.enabled is false")
 
 
 def test_containers_of_a_runtime_with_another_driver_are_outside_of_kubepods(good: LiveNode) -> None:
-    node = view(good, "")
+    node = inspected(good.root, "")
     (there,) = [result for result in kubelet(node, QueryResults()) if result.name == "kubepods"]
     assert there.state is CheckState.OK
     assert node.hierarchy is not None
@@ -369,7 +347,7 @@ def test_pressure_that_is_compiled_in_but_off_is_told_from_none(good: LiveNode) 
     ):
         good.put("boot/config-6.1.0-28-amd64", built)
         good.put("proc/cmdline", f"{line}\n")
-        (result,) = [item for item in examine(view(good, "")) if item.name == "PSI"]
+        (result,) = [item for item in examine(inspected(good.root, "")) if item.name == "PSI"]
         assert (result.state, result.found) == (CheckState.WARN, told)
         assert result.fix.startswith(fix)
 
@@ -377,7 +355,7 @@ def test_pressure_that_is_compiled_in_but_off_is_told_from_none(good: LiveNode) 
 def test_the_daemon_is_the_holder_of_the_lock_if_that_is_one_here(
     good: LiveNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node, lock = view(good, ""), "var/lib/bypassd/lock"
+    node, lock = inspected(good.root, ""), "var/lib/bypassd/lock"
     files = {"proc/7/cmdline": "/opt/bypassd\0run\0", "proc/9/cmdline": "/bin/sleep\0" + "1\0"}
     monkeypatch.setattr(asking, "read_text", lambda root, path: files.get(path) if root == "/" else None)
     good.put(lock, "7\n")
@@ -416,7 +394,7 @@ def test_on_this_machine_the_kernel_is_asked_and_left_as_it_was() -> None:
 def test_what_keeps_new_pods_away_in_a_shortage_is_said_and_only_a_configured_mark_is_missed(
     tmp_path: Path, config: str, problem: str | None, state: CheckState, part: str
 ) -> None:
-    node = replace(inspected(tmp_path, f"{EVICT}{config}\n"), root="/")
+    node = replace(inspected(str(tmp_path), f"{EVICT}{config}\n"), root="/")
     results = QueryResults()
     results.mark_problem = problem
     result = watching._closing(node, results)

@@ -134,14 +134,13 @@ def test_why_has_what_is_read_and_each_verdict_in_which_it_is(ctl: Run, hosts: F
     assert "\x1b" not in ran.out
 
 
-def test_why_takes_the_name_alone_where_no_pod_has_it(ctl: Run, hosts: FakeDaemon) -> None:
+def test_why_takes_the_name_alone_where_no_pod_has_it_and_names_those_that_are_configured(
+    ctl: Run, hosts: FakeDaemon
+) -> None:
     assert "host workload builds: user:ci" in ctl("why", "builds").out
     ran = ctl("why", "buildsx")
     assert ran.code == Exit.NOT_FOUND
     assert "no pod 'buildsx'" in ran.err
-
-
-def test_why_of_one_that_is_not_configured_names_those_that_are(ctl: Run, hosts: FakeDaemon) -> None:
     ran = ctl("why", "host:web")
     assert ran.code == Exit.NOT_FOUND
     assert "no host workload 'web' (host_workloads: builds, db)" in ran.err

@@ -18,6 +18,18 @@ SECRETS = [
     "Authorization: Bearer abcdefgh12345",
     "db password=hunter2 host=x",
     "--api-key=hunter2hunter2",
+    "postgres://u:pa@hunter2@h",
+    "https://h/x?sig=hunter2",
+    "/x?a=1&sig=hunter2",
+    "token=/hunter2/def",
+    'password: ["hunter2", "hunter2"]',
+    'passwd = "a\\"hunter2"',
+    '{\\"password\\": \\"1 hunter2\\"}',
+    "secret: {a: hunter2}",
+    "a: password: hunter2",
+    "hvs.CAESIJhunter2aaaaaaaaaaaaa",
+    "Authorization: Basic hunter2hunter2",
+    "db.pwd=hunter2",
 ]
 
 
@@ -262,27 +274,6 @@ def test_a_configuration_stays_the_same_with_masked_values() -> None:
             "token_file": "/a/token",
         },
     ]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "postgres://u:pa@hunter2@h",
-        "https://h/x?sig=hunter2",
-        "/x?a=1&sig=hunter2",
-        "token=/hunter2/def",
-        'password: ["hunter2", "hunter2"]',
-        'passwd = "a\\"hunter2"',
-        '{\\"password\\": \\"1 hunter2\\"}',
-        "secret: {a: hunter2}",
-        "a: password: hunter2",
-        "hvs.CAESIJhunter2aaaaaaaaaaaaa",
-        "Authorization: Basic hunter2hunter2",
-        "db.pwd=hunter2",
-    ],
-)
-def test_more_forms_are_masked(text: str) -> None:
-    assert "hunter2" not in masks.mask_text(text)
 
 
 def test_of_pods_only_what_is_read_is_kept() -> None:

@@ -27,26 +27,19 @@ OWNERS: dict[str, Any] = {
 }
 
 
-def test_each_window_has_a_row_for_each_owner(ctl: Run, daemon: FakeDaemon) -> None:
+def test_each_window_has_a_row_for_each_owner_and_it_is_one_document_for_programs(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["owners"] = OWNERS
     ran = ctl("owners")
     assert ran.code == Exit.OK
     rows = [line.split() for line in ran.out.splitlines()]
     assert rows.count(["ci", "120", "s", "30", "s", "5", "s", "200", "s", "80", "s", "125", "%"]) == 2
     assert ["batch", "120", "s", "30", "s", "5", "s", "200", "s", "-80", "s", "100", "%"] in rows
-
-
-def test_without_any_account_there_is_no_empty_table(ctl: Run, daemon: FakeDaemon) -> None:
-    daemon.document["owners"] = {**OWNERS, "windows": [{"hours": hours, "owners": []} for hours in (1, 4, 24)]}
-    ran = ctl("owners")
-    assert (ran.code, len(ran.out.splitlines())) == (Exit.OK, 2)
-
-
-def test_it_is_one_document_for_programs(ctl: Run, daemon: FakeDaemon) -> None:
-    daemon.document["owners"] = OWNERS
     assert json.loads(ctl("owners", "-o", "json").out) == {"owners": OWNERS}
 
 
-def test_while_it_is_off_or_no_daemon_runs_the_exit_code_says_so(ctl: Run, daemon: FakeDaemon) -> None:
+def test_without_any_account_there_is_no_empty_table_and_while_it_is_off_none(ctl: Run, daemon: FakeDaemon) -> None:
+    daemon.document["owners"] = {**OWNERS, "windows": [{"hours": hours, "owners": []} for hours in (1, 4, 24)]}
+    ran = ctl("owners")
+    assert (ran.code, len(ran.out.splitlines())) == (Exit.OK, 2)
     daemon.document["owners"] = {}
     assert ctl("owners").code == Exit.NOT_FOUND

@@ -7,8 +7,6 @@ import pytest
 
 from cgroupfs.naming import QosClass
 from reconciler.cli.checks.offers import offers_of
-from reconciler.cli.main import parser
-from reconciler.cli.nodeview import inspect_node
 from reconciler.config.docs import preset_in_force
 from reconciler.config.load import Loaded, load, reload
 from reconciler.config.presets import effects
@@ -18,6 +16,7 @@ from reconciler.policies.yielding import scheduler_of
 from state.model import Setting
 from tests.fakes.kernel import Mode
 from tests.fakes.livenode import BATCH, LiveNode, group
+from tests.reconciler.cli.conftest import inspected
 from tests.reconciler.nodes import node, pod
 
 
@@ -48,8 +47,7 @@ def knobs_of(agent: Agent) -> set[str]:
 
 
 def lacks(live: LiveNode) -> set[str]:
-    inspected = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
-    return {name for effect in effects(offers_of(inspected)) for name in effect.lacks}
+    return {name for effect in effects(offers_of(inspected(live.root))) for name in effect.lacks}
 
 
 @pytest.mark.parametrize("mode", ["v1", "v2"])
@@ -57,8 +55,7 @@ async def test_a_plan_of_full_sets_what_doctor_does_not_miss(tmp_path: Path, mod
     live = LiveNode(tmp_path, mode)
     async with live.looked(load(write(live, "full")).config) as agent:
         view, _ = agent.control.current()
-        inspected = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
-        assert inspected.knobs == view.knobs
+        assert inspected(live.root).knobs == view.knobs
         assert knobs_of(agent) <= view.knobs
         missed = lacks(live)
         assert ("idle class" in missed) is ("cpu.idle" not in knobs_of(agent))
@@ -78,15 +75,15 @@ def test_doctor_and_explain_name_the_forms_of_the_idle_class_that_the_plan_has(
     for path in [] if groups else list(tmp_path.rglob("cpu.idle")):
         path.unlink()
     loaded = load(write(live, "full"))
-    inspected = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
+    there = inspected(live.root)
     # In burstable: in besteffort the least weight takes the place of the class from 6.6 on.
     beside = pod("batch", qos=QosClass.BURSTABLE)
-    view = node(beside, knobs=inspected.knobs, scheduler=scheduler_of(release))
+    view = node(beside, knobs=there.knobs, scheduler=scheduler_of(release))
     desired = plan(view, None, loaded.config.policies)
     assert (("/kubepods/burstable/podbatch", "cpu.idle") in desired.settings) is groups
     assert (desired.plan.idle_threads is not None) is used
 
-    offers = offers_of(inspected)
+    offers = offers_of(there)
     given = {name for effect in effects(offers) for name in effect.gives}
     assert ("idle class" in given, "idle class of threads" in given) == (groups, used)
     notes = {row.setting: note for row, note in preset_in_force(loaded, offers)}

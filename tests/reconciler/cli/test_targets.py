@@ -15,6 +15,12 @@ def found(document: dict[str, Any], wanted: str, namespace: str | None = None, r
     return str(find_pod(document, wanted, namespace, root=root)["uid"])
 
 
+def refusal(document: dict[str, Any], wanted: str, namespace: str | None = None, root: str = "/nowhere") -> CliError:
+    with pytest.raises(CliError) as raised:
+        found(document, wanted, namespace, root)
+    return raised.value
+
+
 @pytest.mark.parametrize(
     "wanted",
     [
@@ -35,25 +41,21 @@ def test_a_process_is_its_pods(document: dict[str, Any], tmp_path: Path) -> None
     lines = f"4:cpuset:{group(WEB)}/{container_id(WEB)}\n1:name=systemd:/x\n0::/\n"
     (tmp_path / "proc/4242/cgroup").write_text(lines)
     assert found(document, "4242", root=str(tmp_path)) == WEB
-    with pytest.raises(CliError) as raised:
-        found(document, "4243", root=str(tmp_path))
-    assert raised.value.code == Exit.NOT_FOUND
+    assert refusal(document, "4243", root=str(tmp_path)).code == Exit.NOT_FOUND
 
 
 @pytest.mark.parametrize("path", ["/system.slice/sshd.service", f"/{'ab' * 16}", f"/kubepods/pod{'e' * 32}"])
 def test_a_process_of_no_pod_is_named_with_its_cgroup(document: dict[str, Any], tmp_path: Path, path: str) -> None:
     (tmp_path / "proc/4242").mkdir(parents=True)
     (tmp_path / "proc/4242/cgroup").write_text(f"4:cpuset:/\n1:name=systemd:{path}\n0::/\n")
-    with pytest.raises(CliError) as raised:
-        found(document, "4242", root=str(tmp_path))
-    assert raised.value.code == Exit.NOT_FOUND
-    assert str(raised.value) == f"process 4242 is of no known pod: its cgroup is {path}"
+    refused = refusal(document, "4242", root=str(tmp_path))
+    assert refused.code == Exit.NOT_FOUND
+    assert str(refused) == f"process 4242 is of no known pod: its cgroup is {path}"
 
 
 def test_a_pod_of_another_namespace_is_named(document: dict[str, Any]) -> None:
-    with pytest.raises(CliError) as raised:
-        found(document, "web-0", "ci")
-    assert "no pod 'web-0' in namespace 'ci' on this node; nearest: shop/web-0" in str(raised.value)
+    refused = refusal(document, "web-0", "ci")
+    assert "no pod 'web-0' in namespace 'ci' on this node; nearest: shop/web-0" in str(refused)
 
 
 def test_the_uid_in_a_systemd_path_has_underscores(document: dict[str, Any]) -> None:
@@ -62,11 +64,10 @@ def test_the_uid_in_a_systemd_path_has_underscores(document: dict[str, Any]) -> 
 
 
 def test_an_ambiguous_target_lists_the_pods_and_has_an_exit_code_of_its_own(document: dict[str, Any]) -> None:
-    with pytest.raises(CliError) as raised:
-        found(document, "shop/")
-    assert raised.value.code == Exit.AMBIGUOUS
-    assert len(raised.value.lines) == 3
-    assert {"shop/web-0", "shop/db-0"} == {str(line).split()[0] for line in raised.value.lines[1:]}
+    refused = refusal(document, "shop/")
+    assert refused.code == Exit.AMBIGUOUS
+    assert len(refused.lines) == 3
+    assert {"shop/web-0", "shop/db-0"} == {str(line).split()[0] for line in refused.lines[1:]}
 
 
 def test_a_pod_with_anothers_uid_as_its_name_does_not_hide_it(document: dict[str, Any]) -> None:
@@ -95,20 +96,18 @@ def test_an_exact_name_comes_before_a_longer_one(document: dict[str, Any]) -> No
     ("wanted", "near"), [("bacth-7", "ci/batch-7"), ("web-1", "shop/web-0"), ("atch", "ci/batch-7")]
 )
 def test_an_unknown_pod_has_the_nearest_names(document: dict[str, Any], wanted: str, near: str) -> None:
-    with pytest.raises(CliError) as raised:
-        found(document, wanted)
-    assert raised.value.code == Exit.NOT_FOUND
-    assert near in str(raised.value)
+    refused = refusal(document, wanted)
+    assert refused.code == Exit.NOT_FOUND
+    assert near in str(refused)
 
 
 @pytest.mark.parametrize(
     "wanted", ["", "\x1b[2J", "x" * 100_000, "/", "//", "pod/", "containerd://", "0" * 5000, "../.."]
 )
 def test_no_text_is_a_pod_by_accident(document: dict[str, Any], wanted: str) -> None:
-    with pytest.raises(CliError) as raised:
-        found(document, wanted)
-    assert raised.value.code in {Exit.NOT_FOUND, Exit.AMBIGUOUS}
-    assert "\x1b" not in str(raised.value)
+    refused = refusal(document, wanted)
+    assert refused.code in {Exit.NOT_FOUND, Exit.AMBIGUOUS}
+    assert "\x1b" not in str(refused)
 
 
 GONE = "dddddddd-4444-4444-8444-444444444444"
