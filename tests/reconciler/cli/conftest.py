@@ -3,8 +3,8 @@
 import copy
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,10 @@ import pytest
 
 from reconciler.cli.main import main, parser
 from reconciler.cli.nodeview import InspectedNode, inspect_node
+from reconciler.clients.kube_config import NodeSettings
+from reconciler.config.node_settings import KeptObject, KeptSettings, KeptValue, encode_kept
+from state.schema import META, NODE_SETTINGS
+from state.store import Store, StoreBatch
 from tests.fakes.livenode import LiveNode
 from tests.reconciler.cli.fakedaemon import FakeDaemon, listening
 
@@ -44,6 +48,20 @@ def inspected(root: str, config: str | None = None) -> InspectedNode:
     node = inspect_node(parser().parse_args(["doctor", "--root", root]))
     assert config is None or "config" not in node.problems, node.problems["config"]
     return node
+
+
+def kept_row(values: Mapping[str, str | int], node: str = "n1") -> bytes:
+    """The settings that koordinator has of the node, as a daemon keeps them."""
+    kept = KeptObject(title=f"NodeSLO {node}", values=tuple(KeptValue(*item) for item in values.items()))
+    return encode_kept(KeptSettings(source=NodeSettings.KOORDINATOR, node=node, objects=(kept,)))
+
+
+def keep_settings(directory: Path, row: bytes) -> None:
+    """A state file with them."""
+    batch = StoreBatch()
+    batch.put(META, NODE_SETTINGS, row)
+    with closing(Store(f"{directory}/state.db")) as store:
+        store.apply(batch)
 
 
 @pytest.fixture(autouse=True)

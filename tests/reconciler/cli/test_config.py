@@ -9,14 +9,10 @@ import yaml
 from reconciler.cli.exits import Exit
 from reconciler.cli.recorded import ABOUT
 from reconciler.cli.windowed import moment_of
-from reconciler.clients.kube_config import NodeSettings
 from reconciler.config import load
 from reconciler.config.model import Config
-from reconciler.config.node_settings import KeptObject, KeptSettings, KeptValue, encode_kept
 from reconciler.settings.schema import section_of
-from state.schema import META, NODE_SETTINGS
-from state.store import Store, StoreBatch
-from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.conftest import Run, keep_settings, kept_row
 
 SECRET = "hunter2-s3cr3t"
 FILE = f"""\
@@ -118,20 +114,13 @@ def test_a_sections_keys_are_made_once() -> None:
 
 def test_settings_of_a_control_plane_have_their_origin_and_the_others_are_listed(run: Run, tmp_path: Path) -> None:
     section = "resourceUsedThresholdWithBE"
-    values = (
-        KeptValue(f"{section}.cpuSuppressThresholdPercent", 55),
-        KeptValue(f"{section}.cpuSuppressPolicy", "cfsQuota"),
-        KeptValue(f"{section}.memoryEvictThresholdPercent", "many\x1b[2J"),
-        KeptValue("news", 1),
-    )
-    kept = KeptSettings(
-        source=NodeSettings.KOORDINATOR, node="n1", objects=(KeptObject(title="NodeSLO n1", values=values),)
-    )
-    store = Store(str(tmp_path / "state.db"))
-    batch = StoreBatch()
-    batch.put(META, NODE_SETTINGS, encode_kept(kept))
-    store.apply(batch)
-    store.close()
+    values: dict[str, str | int] = {
+        f"{section}.cpuSuppressThresholdPercent": 55,
+        f"{section}.cpuSuppressPolicy": "cfsQuota",
+        f"{section}.memoryEvictThresholdPercent": "many\x1b[2J",
+        "news": 1,
+    }
+    keep_settings(tmp_path, kept_row(values))
     path = tmp_path / "config.yaml"
     path.write_text(f"protect: cpu\napiserver: {{node_settings: koordinator}}\nstore: {{path: {tmp_path}/state.db}}\n")
     ran = run("config", "explain", "--config", str(path))

@@ -79,36 +79,29 @@ def heavy(*command: str, allowed: frozenset[str] = frozenset()) -> tuple[int, se
     return code, {name.partition(".")[0] for name in modules} & (HEAVY - allowed)
 
 
-@pytest.mark.parametrize("command", [["status"], ["dump", "-o", "json"], ["diff"], ["holds"], ["reload"]])
-def test_looking_at_the_daemon_imports_nothing_heavy(daemon: FakeDaemon, command: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "allowed"),
+    [
+        *((line, "") for line in ("--help", "--version", "dump --root {root}", "holds --root {root}")),
+        *((f"{line} --socket {{socket}}", "") for line in ("status", "dump -o json", "diff", "holds", "reload")),
+        *((f"__complete {kind}", "") for kind in ("pods", "holds", "namespaces", "pools", "sections", "held")),
+        *((f"why batch-7 {place}", "msgspec") for place in ("--root {root}", "--socket {socket}")),
+        ("top --once --interval 0.1 --socket {socket}", "msgspec"),
+    ],
+)
+def test_a_command_that_only_shows_imports_nothing_heavy(
+    daemon: FakeDaemon, live: LiveNode, command: str, allowed: str
+) -> None:
+    """``why`` and ``top`` read the kernel's files with the models alone."""
+    if "{root}" in command:
+        live.document()
     daemon.answers["POST /reload"] = (200, {"mode": "observe", "needs_restart": []})
-    assert heavy(*command, "--socket", daemon.socket) == (0, set())
-
-
-@pytest.mark.parametrize("command", [["dump"], ["holds"]])
-def test_looking_at_the_store_imports_nothing_heavy(live: LiveNode, command: list[str]) -> None:
-    live.document()
-    assert heavy(*command, "--root", live.root) == (0, set())
-
-
-def test_why_reads_the_kernel_with_the_models_alone(live: LiveNode, daemon: FakeDaemon) -> None:
-    live.document()
-    assert heavy("why", "batch-7", "--root", live.root, allowed=frozenset({"msgspec"})) == (0, set())
-    assert heavy("why", "batch-7", "--socket", daemon.socket, allowed=frozenset({"msgspec"})) == (0, set())
-
-
-def test_completion_imports_nothing_heavy(daemon: FakeDaemon) -> None:
-    daemon.document["podnames"] = [{"uid": "u", "namespace": "shop", "name": "web-0"}]
-    for kind in ("pods", "holds", "namespaces", "pools", "sections", "held"):
-        assert heavy("__complete", kind, "", "--socket", daemon.socket) == (0, set()), kind
-
-
-def test_a_live_view_draws_with_the_models_alone(daemon: FakeDaemon) -> None:
     counters = {"at_s": 1.0, "cpu_ns": 0, "periods": 1, "throttled_periods": 1}
     parent = {"path": "/kubepods", "quota_milli": 1, "file": None, "counters": counters}
     daemon.document |= {"podlist": [], "cpumap": [], "podparents": [parent]}
-    words = ("top", "--once", "--interval", "0.1", "--socket", daemon.socket)
-    assert heavy(*words, allowed=frozenset({"msgspec"})) == (0, set())
+    words = command.format(socket=daemon.socket, root=live.root).split()
+    words += ["", "--socket", daemon.socket] if words[0] == "__complete" else []
+    assert heavy(*words, allowed=frozenset(allowed.split())) == (0, set())
 
 
 def test_a_setting_is_explained_without_the_readers_of_the_node() -> None:
@@ -133,11 +126,6 @@ def test_no_command_pays_for_the_width_of_its_help() -> None:
     for words in (("--help",), ("hold", "--help"), ("config", "--help")):
         code, modules = imported(*words)
         assert (code, modules & {"shutil", "bz2", "lzma"}) == (0, set()), words
-
-
-def test_help_and_version_import_nothing_heavy() -> None:
-    assert heavy("--help") == (0, set())
-    assert heavy("--version") == (0, set())
 
 
 def test_the_usual_places_are_those_of_the_daemon() -> None:

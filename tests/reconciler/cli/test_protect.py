@@ -11,12 +11,8 @@ import pytest
 from reconciler.cli import protect
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.nodeview import InspectedNode, inspect_node
-from reconciler.clients.kube_config import NodeSettings
 from reconciler.config.load import Loaded
-from reconciler.config.node_settings import KeptObject, KeptSettings, KeptValue, encode_kept
-from state.schema import META, NODE_SETTINGS
-from state.store import Store, StoreBatch
-from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.conftest import Run, keep_settings, kept_row
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
 RELOAD = "POST /reload"
@@ -251,14 +247,7 @@ def test_the_level_of_the_window_in_force_is_named_beside_that_of_the_files(
 
 
 def test_what_a_control_plane_has_set_is_below_both_levels(run: Run, file: Path, tmp_path: Path) -> None:
-    store = Store(f"{tmp_path}/state.db")
-    values = (KeptValue("resourceQOSStrategy.beClass.resctrlQOS.enable", value=True),)
-    kept = KeptObject(title="NodeSLO n1", values=values)
-    batch = StoreBatch()
-    row = encode_kept(KeptSettings(source=NodeSettings.KOORDINATOR, node="n1", objects=(kept,)))
-    batch.put(META, NODE_SETTINGS, row)
-    store.apply(batch)
-    store.close()
+    keep_settings(tmp_path, kept_row({"resourceQOSStrategy.beClass.resctrlQOS.enable": True}))
     file.write_text(f"protect: full\napiserver: {{node_settings: koordinator}}\nstore: {{path: {tmp_path}/state.db}}\n")
     ran = run("protect", "cpu", "--dry-run", "--config", str(file), "-o", "json")
     changed = json.loads(ran.out)["changed"]

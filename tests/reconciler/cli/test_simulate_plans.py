@@ -11,17 +11,13 @@ from msgspec.structs import replace
 
 from reconciler.cli.exits import Exit
 from reconciler.cli.simulate import _Progress
-from reconciler.clients.kube_config import NodeSettings
 from reconciler.config.model import Config
-from reconciler.config.node_settings import KeptObject, KeptSettings, KeptValue, encode_kept
 from reconciler.interference.recording import HEAD, RecordingWriter
 from reconciler.policies.idle_buffer import IdleBufferConfig
 from reconciler.runtime.format import clock
 from state.evidence import Sample, SampleFrame
 from state.memory import NodeMemoryReading
-from state.schema import META, NODE_SETTINGS
-from state.store import Store, StoreBatch
-from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.conftest import Run, keep_settings, kept_row
 from tests.reconciler.interference.nodescript import BEGIN_S, Step, night, recording, steps, view
 
 Replay = Callable[..., dict[str, Any]]
@@ -233,17 +229,12 @@ def test_a_window_without_a_zone_is_in_that_of_the_recorded_node(replayed: Repla
 
 
 def settings_row(node: str, percent: int) -> bytes:
-    values = (KeptValue("resourceUsedThresholdWithBE.cpuSuppressThresholdPercent", percent),)
-    objects = (KeptObject(title=f"NodeSLO {node}", values=values),)
-    return encode_kept(KeptSettings(source=NodeSettings.KOORDINATOR, node=node, objects=objects))
+    return kept_row({"resourceUsedThresholdWithBE.cpuSuppressThresholdPercent": percent}, node)
 
 
 def test_a_control_planes_settings_of_the_node_count_below_the_windows(replayed: Replay, tmp_path: Path) -> None:
     """Those of the recording at each step; this machine's own only where it has none, and that is said."""
-    store, batch = Store(f"{tmp_path}/state.db"), StoreBatch()
-    batch.put(META, NODE_SETTINGS, settings_row("here", 40))
-    store.apply(batch)
-    store.close()
+    keep_settings(tmp_path, settings_row("here", 40))
     items = list(steps(night(120)))
     files = f"store: {{path: {tmp_path}/state.db}}\napiserver: {{node_settings: koordinator}}\n"
     smaller, without = replayed(items, SMALLER)["plans"], replayed(items, files)

@@ -16,6 +16,8 @@ from tests.fakes.constants import varied
 from tests.fakes.ports import free_port
 from tests.fakes.web import FakeControl, FakeShown
 
+LIVES: Final = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+"""The last request of a connection: a server that is up answers 200."""
 NO_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 

@@ -24,7 +24,7 @@ from reconciler.web.limits import ClientLimits, HttpCounts, Rate
 from reconciler.web.server import WebServer, listen_unix
 from tests.examples import examples
 from tests.fakes.web import FakeControl, FakeShown
-from tests.reconciler.web.site import exchange, raw, raw_unix, serving
+from tests.reconciler.web.site import LIVES, exchange, raw, raw_unix, serving
 
 HOST = b"Host: localhost\r\n"
 CHUNKED = HOST + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -92,8 +92,6 @@ CORPUS = {
     "nothing": b"",
 }
 """What clients that are broken or hostile send, by what is wrong with it."""
-
-LIVES = b"GET /healthz HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n"
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,8 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from reconciler.web.server import WebServer, listen_unix
 from reconciler.web.trust import Hosts
 from tests.fakes.ports import free_port
 from tests.fakes.web import FakeControl, FakeShown
-from tests.reconciler.web.site import exchange, serving
+from tests.reconciler.web.site import LIVES, exchange, serving
 
 ROW_S = 0.0002
 ROWS = 150
@@ -219,33 +220,34 @@ async def test_clients_are_known_by_uid_and_by_network(tmp_path: Path) -> None:
             await item.aclose()
 
 
+@asynccontextmanager
+async def listening(directory: Path, limits: ClientLimits) -> AsyncIterator[tuple[str, HttpCounts]]:
+    """The readers' socket with limits of its own: its path, and what it counts."""
+    shown, counts, path = FakeShown(), HttpCounts(), str(directory / "s")
+    app = read_app(shown, Answers(shown, counts))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(WebServer(app, partial(listen_unix, path), limits, name="readers", counts=counts).run)
+        yield path, counts
+        nursery.cancel_scope.cancel()
+
+
 async def test_too_many_requests_get_429_and_when_to_come_again(tmp_path: Path) -> None:
-    shown, counts, path = FakeShown(), HttpCounts(), str(tmp_path / "s")
     # Root has the listener's rate.
     limits = ClientLimits(8, by_client=Rate(0.1, 2), requests=Rate(0.1, 2))
-    listener = WebServer(
-        read_app(shown, Answers(shown, counts)), partial(listen_unix, path), limits, name="readers", counts=counts
-    )
-    request = b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
-    async with trio.open_nursery() as nursery:
-        await nursery.start(listener.run)
-        answers = [await exchange(await trio.open_unix_socket(path), request, 3) for _ in range(4)]
-        nursery.cancel_scope.cancel()
+    async with listening(tmp_path, limits) as (path, counts):
+        answers = [await exchange(await trio.open_unix_socket(path), LIVES, 3) for _ in range(4)]
     assert [answer[9:12] for answer in answers] == [b"200", b"200", b"429", b"429"]
     assert b"\r\nretry-after: " in answers[2].lower()
     assert counts.aborted["readers", "rate"] == 2
 
 
 async def test_connections_are_accepted_at_a_rate(tmp_path: Path) -> None:
-    shown, counts, path = FakeShown(), HttpCounts(), str(tmp_path / "s")
-    limits = ClientLimits(8, accepts=Rate(0.01, 3))
-    app = read_app(shown, Answers(shown, counts))
-    listener = WebServer(app, partial(listen_unix, path), limits, name="readers", counts=counts)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(listener.run)
+    async with (
+        listening(tmp_path, ClientLimits(8, accepts=Rate(0.01, 3))) as (path, counts),
+        trio.open_nursery() as nursery,
+    ):
         for _ in range(6):
-            stream = await trio.open_unix_socket(path)
-            nursery.start_soon(exchange, stream, b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 60)
+            nursery.start_soon(exchange, await trio.open_unix_socket(path), LIVES, 60)
         await trio.testing.wait_all_tasks_blocked(0.2)
         assert counts.requests == {("readers", "200"): 3}
         nursery.cancel_scope.cancel()

@@ -33,33 +33,29 @@ from tests.reconciler.web.site import serving
 PROJECT = Path(__file__).parents[3]
 
 
-async def test_health_is_the_pulse_of_the_loop(tmp_path: Path, idle_clock: MockClock) -> None:
+async def test_health_is_the_pulse_readiness_names_what_is_missing_and_metrics_are_prometheus_text(
+    tmp_path: Path, idle_clock: MockClock
+) -> None:
     async with serving(tmp_path) as site:
         answer = await site.tcp.get("/healthz")
         assert (answer.status_code, answer.json()) == (200, {"alive": True, "silent_s": 0.25})
         site.shown.pulse.alive, site.shown.pulse.age_s = False, 31.0
         answer = await site.unix.get("/healthz")
         assert (answer.status_code, answer.json()) == (503, {"alive": False, "silent_s": 31.0})
-
-
-async def test_readiness_names_what_is_missing(tmp_path: Path, idle_clock: MockClock) -> None:
-    async with serving(tmp_path) as site:
         assert (await site.unix.get("/readyz")).json() == {"ready": True, "problems": 0, "reasons": []}
+        answer = await site.tcp.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=")
+        assert "\nbypassd_ready 1.0\n" in answer.text
+        assert "server" not in answer.headers
         site.shown.reasons = ["the first plan is not done"]
         answer = await site.unix.get("/readyz")
         assert answer.status_code == 503
         assert answer.json() == {"ready": False, "problems": 1, "reasons": ["the first plan is not done"]}
 
 
-async def test_metrics_are_prometheus_text(tmp_path: Path, idle_clock: MockClock) -> None:
-    async with serving(tmp_path) as site:
-        answer = await site.tcp.get("/metrics")
-        assert answer.headers["content-type"].startswith("text/plain; version=")
-        assert "\nbypassd_ready 1.0\n" in answer.text
-        assert "server" not in answer.headers
-
-
-async def test_state_has_three_formats_with_the_same_content(tmp_path: Path, idle_clock: MockClock) -> None:
+async def test_state_has_three_formats_with_the_same_content_of_the_requested_sections_and_pods(
+    tmp_path: Path, idle_clock: MockClock
+) -> None:
     whole = {"pods": {"u1": {"class": "reclaimed", "cpus": "0-3"}}, "pools": {"a 1": [2]}}
     async with serving(tmp_path) as site:
         assert (await site.unix.get("/state")).json() == whole
@@ -68,14 +64,18 @@ async def test_state_has_three_formats_with_the_same_content(tmp_path: Path, idl
         assert msgspec.msgpack.decode(packed.content) == whole
         written = await site.unix.get("/state?format=yaml")
         assert yaml.load(written.text, Loader=yaml.CSafeLoader) == whole
-
-
-async def test_only_the_requested_sections_are_built(tmp_path: Path, idle_clock: MockClock) -> None:
-    async with serving(tmp_path) as site:
-        assert list((await site.unix.get("/state?section=pools")).json()) == ["pools"]
-        assert list((await site.unix.get("/state?section=pools,pods")).json()) == ["pods", "pools"]
-        assert list((await site.unix.get("/state?section=pools&section=pods")).json()) == ["pods", "pools"]
-        assert site.shown.asked == [["pools"], ["pods", "pools"], ["pods", "pools"]]
+        site.shown.asked.clear()
+        site.shown.pods_asked.clear()
+        for query, sections in (
+            ("section=pools", ["pools"]),
+            ("section=pools,pods", ["pods", "pools"]),
+            ("section=pools&section=pods&pod=shop/web-0", ["pods", "pools"]),
+            ("pod=web%2B1&section=pods", ["pods"]),
+            ("pod=a,b", ["pods", "pools"]),
+        ):
+            assert list((await site.unix.get(f"/state?{query}")).json()) == sections == list(site.shown.asked[-1])
+        assert len(site.shown.asked) == 5
+        assert site.shown.pods_asked == ["", "", "shop/web-0", "web+1", "a,b"]
 
 
 async def test_a_wrong_question_is_answered_with_what_is_known(tmp_path: Path, idle_clock: MockClock) -> None:
@@ -89,13 +89,6 @@ async def test_a_wrong_question_is_answered_with_what_is_known(tmp_path: Path, i
         for pod in ("", "web,", "a,b,c,d,e", "w" * 401, "web%0a", "%1b[2J"):
             assert (await site.unix.get(f"/state?section=pods&pod={pod}")).status_code == 400, pod
         assert site.shown.asked == []
-
-
-async def test_the_pods_that_are_wanted_reach_the_document(tmp_path: Path, idle_clock: MockClock) -> None:
-    async with serving(tmp_path) as site:
-        for url in ("/state?pod=shop/web-0", "/state?pod=web%2B1&section=pods", "/state?pod=a,b", "/state"):
-            assert (await site.unix.get(url)).status_code == 200
-        assert site.shown.pods_asked == ["shop/web-0", "web+1", "a,b", ""]
 
 
 async def test_the_hour_of_a_pod_is_had_by_its_uid(tmp_path: Path, idle_clock: MockClock) -> None:
@@ -200,23 +193,19 @@ async def test_an_internal_error_is_logged_and_answered_without_details(
 
 
 async def test_more_connections_than_allowed_are_closed_at_once(tmp_path: Path, idle_clock: MockClock) -> None:
+    request = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n%s\r\n"
     async with serving(tmp_path, max_connections=2) as site:
-        streams = [await trio.open_tcp_stream("127.0.0.1", site.port) for _ in range(3)]
         with trio.fail_after(60):
+            streams = [await trio.open_tcp_stream("127.0.0.1", site.port) for _ in range(3)]
             assert await streams[2].receive_some() == b""
-        await streams[0].send_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-        with trio.fail_after(60):
+            await streams[0].send_all(request % b"connection: close\r\n")
             assert (await streams[0].receive_some()).startswith(b"HTTP/1.1 200")
-        for stream in streams:
-            await stream.aclose()
-
-
-async def test_a_peer_that_has_gone_leaves_its_place_at_once(tmp_path: Path, idle_clock: MockClock) -> None:
-    async with serving(tmp_path, max_connections=2) as site:
-        with trio.fail_after(60):
+            for stream in streams:
+                await stream.aclose()
+            # A peer that has gone leaves its place at once.
             for _ in range(10):
                 stream = await trio.open_tcp_stream("127.0.0.1", site.port)
-                await stream.send_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                await stream.send_all(request % b"")
                 assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
                 await stream.aclose()
                 await trio.sleep(0.01)
