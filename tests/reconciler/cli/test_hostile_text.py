@@ -43,9 +43,8 @@ from tests.reconciler.cli.fakedaemon import FakeDaemon
 from tests.reconciler.cli.test_alerts import KNOWN, SINK
 from tests.reconciler.cli.test_events import event
 from tests.reconciler.cli.test_evictions import document as evictions
-from tests.reconciler.cli.test_headroom import PROMISED
+from tests.reconciler.cli.test_headroom import OWNERS, PROMISED
 from tests.reconciler.cli.test_livescreen import CPU
-from tests.reconciler.cli.test_owners import OWNERS
 from tests.reconciler.cli.test_pods import row as pod_row
 from tests.reconciler.cli.test_report import effect_row
 from tests.reconciler.cli.test_simulate import CONFIG, record
