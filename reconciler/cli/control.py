@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cgroupfs.errors import AgentError, SourceError
 from reconciler.cli import places
-from reconciler.cli.document import DaemonRefused, Row, Unreachable, fetch, fetch_named, quoted, send
+from reconciler.cli.document import DaemonRefused, Row, Unreachable, fetch, quoted, send
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import file_text, short_path
 from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, line, present, show
@@ -31,7 +31,7 @@ _SAMPLE_S: Final = 0.1
 
 def run_holds(options: Namespace) -> int:
     """List them, those that have run out too."""
-    body = fetch_named(options, ("holds",)).body
+    body = fetch(options, ("holds", "podnames")).body
     holds = [hold for hold in titled(body) if of_namespace(hold, options.namespace)]
     now = time.time()
     rows = [
@@ -112,7 +112,7 @@ def hold_target(options: Namespace, target: str) -> NamedTarget:
     Errors: as of `pod_target`; `CliError` where several are.
     """
     try:
-        holds = titled(fetch_named(options, ("holds",), say=False).body)
+        holds = titled(fetch(options, ("holds", "podnames"), say=False).body)
     except CliError as exc:
         if exc.code != Exit.UNREACHABLE:
             raise
@@ -159,16 +159,16 @@ def release_command(title: str) -> str:
     return f"bypassctl release {shlex.quote(title)}"
 
 
+def _lasting(options: Namespace) -> Row:
+    """Why, by whom and how long, for the daemon."""
+    lasts = {"until_released": True} if options.until_released else {"seconds": options.seconds}
+    return {"reason": options.reason, "by": options.by or who(), **lasts}
+
+
 def run_hold(options: Namespace) -> int:
     """Make the hold; it is durable when this returns."""
     named = pod_target(options, options.target)
-    body = {
-        "target": named.target,
-        "reason": options.reason,
-        "by": options.by or who(),
-        **({"until_released": True} if options.until_released else {"seconds": options.seconds}),
-    }
-    hold = order(options, "POST", "/holds", body)
+    hold = order(options, "POST", "/holds", {"target": named.target, **_lasting(options)})
     target = hold["target"] if options.output == "wide" else named.title
     lines = [
         line(f"{target} is on hold until {fmt.until(hold['until'])} (current values stay{_undo(target)})"),
@@ -206,7 +206,7 @@ def run_release(options: Namespace) -> int:
 def _afterwards(options: Namespace) -> Row:
     """The holds and the mode; where a daemon that ends just now has no answer, none. The hold is released already."""
     try:
-        return fetch_named(options, ("agent", "holds"), say=False).body
+        return fetch(options, ("agent", "holds", "podnames"), say=False).body
     except AgentError:
         return {"agent": {}, "holds": [], "pods": []}
 
@@ -227,13 +227,7 @@ def run_off(options: Namespace) -> int:
     from reconciler.cli.limits import PodLimits, above, measured  # the kernel's readers
 
     _, pod = fetch_pod(options, options.target)
-    body = {
-        "pod_uid": pod["uid"],
-        "reason": options.reason,
-        "by": options.by or who(),
-        "budget": options.with_budget,
-        **({"until_released": True} if options.until_released else {"seconds": options.seconds}),
-    }
+    body = {"pod_uid": pod["uid"], "budget": options.with_budget, **_lasting(options)}
     restore = f"; without it the values are restored by: bypassctl restore --pod {shlex.quote(pod['title'])}"
     answer = order(options, "POST", "/off", body, timeout_s=RESTORE_S, instead=restore)
     files = fetch(options, ("files",), say=False, pod=pod["uid"]).body["files"]
@@ -250,9 +244,7 @@ def _open_node(options: Namespace) -> int:
     """New BE pods are taken again, whatever is short, until then."""
     if options.with_budget:
         raise CliError("--with-budget is of a pod", Exit.USAGE)
-    lasts = {"until_released": True} if options.until_released else {"seconds": options.seconds}
-    body = {"pod_uid": "node", "reason": options.reason, "by": options.by or who(), **lasts}
-    answer = order(options, "POST", "/off", body)
+    answer = order(options, "POST", "/off", {"pod_uid": "node", **_lasting(options)})
     hold = answer["hold"]
     text = f"the node is open to new BE pods until {fmt.until(hold['until'])}: {hold['reason']} (by {hold['by']})"
     lines = [line(text), line(f"closed in a shortage again earlier: {release_command('off:node')}")]
@@ -415,7 +407,9 @@ def _restore_blocks(options: Namespace, answer: dict[str, Any], only: Row | None
         yield line(f"The daemon is now in mode {answer['mode']}; {resume}")
     elif answer["through"] == "daemon":
         hold = answer.get("hold")
-        others = [] if hold is None else other_holds(fetch_named(options, ("holds",), say=False).body, hold["target"])
+        others = (
+            [] if hold is None else other_holds(fetch(options, ("holds", "podnames"), say=False).body, hold["target"])
+        )
         yield from _still_held(hold, others, only or {})
 
 

@@ -163,7 +163,7 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True,
     """The document, with at least the ``sections`` (none: all). With ``say``, a daemon that is down is reported.
 
     ``pod``: at least what is of the pods that it may mean (names, uids or container ids, with commas between them).
-    The store's document has all pods; its history only rows with those texts.
+    The store's document has all pods (``pods``, also for ``podnames``); its history only rows with those texts.
     Errors: `CliError` when neither the daemon nor the store is available, or this user may not use the socket.
     """
     where = places.find(options)
@@ -185,11 +185,6 @@ def fetch_live(options: Namespace, sections: Sequence[str], what: str) -> Row:
     if not document.live:
         raise CliError(f"{document.down}; {what}", Exit.UNREACHABLE)
     return document.body
-
-
-def fetch_named(options: Namespace, sections: Sequence[str] = (), *, say: bool = True) -> FetchedDocument:
-    """As `fetch`, with the names of the pods: ``podnames`` of the daemon, ``pods`` of the store."""
-    return fetch(options, (*sections, "podnames"), say=say)
 
 
 def get(where: places.AgentPaths, target: str, *, timeout_s: float | None = None) -> Row:

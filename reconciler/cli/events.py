@@ -5,6 +5,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from time import sleep
 from typing import Any, Final, NamedTuple
 
 from reconciler.cli import places
@@ -91,7 +92,7 @@ def _run(options: Namespace) -> int:
         show([line(f"no events since {fmt.clock(since)}")])
     while options.follow:
         streams.finish()
-        _wait(_POLL_S)
+        sleep(_POLL_S)
         answer = _next(options, answer, choice)
     return Exit.OK
 
@@ -111,15 +112,11 @@ def _next(options: Namespace, before: Row, choice: _Choice) -> Row:
                 why = exc.why if isinstance(exc, Unreachable) else str(exc)
                 streams.complain(f"{why}; waiting for the daemon")
             down = True
-            _wait(_RETRY_S)
+            sleep(_RETRY_S)
     if answer["run"] != before["run"]:
         streams.complain("the daemon restarted; after a crash, events of its last 2 s are missing")
     _print(_chosen(answer, choice), options)
     return answer
-
-
-def _wait(seconds: float) -> None:
-    time.sleep(seconds)
 
 
 def _stored(options: Namespace, down: str, since: float) -> list[Row]:

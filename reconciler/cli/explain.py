@@ -45,6 +45,7 @@ def collect(document: FetchedDocument, pod: Row, lines: int) -> Row:
     files = [row for row in rows if row.get("kind", CGROUP) == CGROUP]
     holds = [hold for hold in body["holds"] if _concerns(hold["target"], uid, files)]
     history = _newest_first(entry for entry in body["history"] if entry["pod_uid"] == uid)
+    own = pod.get("pool", pod.get("class"))
     return {
         "pod": {key: value for key, value in pod.items() if key not in {"settings", "containers", "refusals"}},
         "source": body["source"],
@@ -53,7 +54,9 @@ def collect(document: FetchedDocument, pod: Row, lines: int) -> Row:
         "at": body["at"],
         "budget": body.get("budget", {}),
         "claims": [claim for claim in body.get("budget", {}).get("claims", ()) if uid in claim["pods"]],
-        "pools": {name: cpus for name, cpus in body["pools"].items() if _is_its_pool(name, pod)},
+        "pools": {
+            name: cpus for name, cpus in body["pools"].items() if name == own or name.startswith(f"dedicated/{uid}/")
+        },
         "groups": _groups(document, pod, files),
         "elsewhere": [row for row in rows if row.get("kind", CGROUP) != CGROUP],
         "refusals": pod.get("refusals", []),
@@ -196,10 +199,6 @@ def _concerns(target: str, uid: str, files: Sequence[Row]) -> bool:
     if kind == "file":
         return any(file["path"] == rest for file in files)
     return kind == "node" or rest == uid or (kind == "knob" and any(file["knob"] == rest for file in files))
-
-
-def _is_its_pool(name: str, pod: Row) -> bool:
-    return name.startswith(f"dedicated/{pod['uid']}/") or name == pod.get("pool", pod.get("class"))
 
 
 # The screen

@@ -130,11 +130,12 @@ def plan_node(node: Node, recorded_node: RecordedNode, *, files: FileOps = REAL)
     desired = plan(view, previous, node.config.policies)
     reclaim = node.config.memory.lower is Lower.RECLAIM
     standings, writes = _against(desired, holds, node.hierarchy, actual, files, reclaim=reclaim)
+    unread = any(problem.startswith(f"{node.store}:") for problem in problems)
     sources = {
         "kubelet": _count(recorded_node.kubelet),
         "cri": _count(recorded_node.cri.pods if recorded_node.cri is not None else None),
         "cpu": usage,
-        "store": node.store if previous is not None else _without_pools(node.store, problems),
+        "store": node.store if previous is not None else "not readable" if unread else "no stored pools",
     }
     problems += [
         f"{pod.title}: {problem}" for pod in knowledge.pods.values() for problem in pod.classification.problems
@@ -251,10 +252,6 @@ def _remembered(
     except (msgspec.MsgspecError, ValueError) as exc:
         problems.append(f"cannot read the pools in {node.store}: {exc}")
         return None, holds
-
-
-def _without_pools(store: str, problems: list[str]) -> str:
-    return "not readable" if any(problem.startswith(f"{store}:") for problem in problems) else "no stored pools"
 
 
 def _against(

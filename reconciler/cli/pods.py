@@ -7,6 +7,7 @@ amount is shown, with a mark for a directory's. What throttles is judged as for 
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import sleep
 from typing import Final, final
 
 from cgroupfs.lines import lines_of
@@ -88,11 +89,7 @@ def _run(options: Namespace) -> int:
             streams.finish()
         # Two answers make a rate.
         complete = True
-        _wait(options.interval)
-
-
-def _wait(seconds: float) -> None:
-    time.sleep(seconds)
+        sleep(options.interval)
 
 
 def _hosts(rows: Sequence[Row], options: Namespace) -> list[Row]:

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, Final
 
 from cgroupfs.lines import lines_of
-from reconciler.cli.document import FetchedDocument, Row, fetch, fetch_named, quoted
+from reconciler.cli.document import FetchedDocument, Row, fetch, quoted
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.screen import MARK, may_mean, start_of
 from state.printable import printable
@@ -42,7 +42,7 @@ def fetch_pod(
     document = fetch(options, sections, say=say, pod=sought(wanted, options.root))
 
     def titles() -> list[str]:
-        body = fetch_named(options, say=False).body
+        body = fetch(options, ("podnames",), say=False).body
         rows = (row for row in body.get("podnames") or body.get("pods", ()) if row.get("name"))
         return [f"{row['namespace']}/{row['name']}" for row in rows]
 

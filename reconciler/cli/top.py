@@ -12,6 +12,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from time import sleep
 from typing import Final, final
 
 from reconciler.cli import places
@@ -102,7 +103,7 @@ class ShownNode:
 
 def _once(node: ShownNode, options: Namespace, *, terminal: bool) -> int:
     interval_s = options.interval or _INTERVAL_S
-    _sleep(interval_s)
+    sleep(interval_s)
     node.take(node.ask(OFTEN))
     if options.output != "table":
         keys = ("at", "agent", "budget", "cpumap")
@@ -114,10 +115,6 @@ def _once(node: ShownNode, options: Namespace, *, terminal: bool) -> int:
     lines = frame(node.facts(interval_s), choices, Page(columns, whole=not terminal), glyphs(levels()))
     streams.write("".join(f"{''.join(map(text_of, line)).rstrip()}\n" for line in lines))
     return Exit.OK
-
-
-def _sleep(seconds: float) -> None:
-    time.sleep(seconds)
 
 
 # Live

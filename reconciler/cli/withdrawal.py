@@ -42,7 +42,9 @@ def withdraw(options: Namespace) -> int:
         raise CliError("headroom --withdraw is of this node; it has no --root", Exit.USAGE)
     try:
         with InstanceLock(os.path.dirname(store_path)):
-            noted, marked = _noted(store_path), _marked(store_path)
+            noted = _noted(store_path)
+            # Whether the node's object may have a mark.
+            marked = any(outlives_boot(key) for key in read_tables(store_path).rows[FILES])
             if noted is None and not marked:
                 show([line("nothing is published")])
                 return Exit.OK
@@ -65,11 +67,6 @@ def withdraw(options: Namespace) -> int:
     if noted is not None:
         show([line(f"withdrawn from {noted.target.value} of {noted.node}")])
     return Exit.OK
-
-
-def _marked(store_path: str) -> bool:
-    """Whether the node's object may have a mark."""
-    return any(outlives_boot(key) for key in read_tables(store_path).rows[FILES])
 
 
 def _unmark(store_path: str, node: InspectedNode) -> None:

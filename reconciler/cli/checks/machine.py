@@ -15,6 +15,7 @@ from reconciler.actuators.core_sched.prctl import RealPrctl, unable
 from reconciler.actuators.network.netlink import link_mbit
 from reconciler.cli.asking import release
 from reconciler.cli.checks import CheckResult, CheckState, bad, ok, warn
+from reconciler.cli.checks.offers import pressure_of_groups
 from reconciler.cli.nodeview import InspectedNode, has_capability, read_number, read_text
 from reconciler.policies.disk import DiskPolicyConfig, by_device
 from reconciler.runtime import format as fmt
@@ -107,7 +108,9 @@ def memory(node: InspectedNode) -> Iterator[CheckResult]:
         yield first
     version = node.hierarchy.version("memory") if node.hierarchy is not None else None
     if version is not None:
-        yield from _protection(node, version)
+        if policies.memory_qos.enabled and version == 1:
+            text = "cgroup v1 has no memory.min, .low, .high: only soft limits for BE pods"
+            yield warn("memory protection", text, "use cgroup v2; or limit BE work (policies.be_memory)")
         yield from _bound(node, version, reading)
         yield from _reclaim(node, version, reading)
     yield from _migration(node)
@@ -151,12 +154,6 @@ def _limit(node: InspectedNode) -> int | None:
     except ValueError:
         return None
     return value if isinstance(value, int) else None
-
-
-def _protection(node: InspectedNode, version: int) -> Iterator[CheckResult]:
-    if node.config.policies.memory_qos.enabled and version == 1:
-        text = "cgroup v1 has no memory.min, .low, .high: only soft limits for BE pods"
-        yield warn("memory protection", text, "use cgroup v2; or limit BE work (policies.be_memory)")
 
 
 def _bound(node: InspectedNode, version: int, reading: NodeMemoryReading) -> Iterator[CheckResult]:
@@ -344,9 +341,7 @@ def _psi(node: InspectedNode) -> CheckResult:
         read_pressure(node_pressure_file(PressureResource.CPU, node.root))
     except AgentError:
         return _no_psi(node)
-    groups = False
-    if node.hierarchy is not None and node.layout is not None:
-        groups = group_pressure_file(node.hierarchy, node.layout.kubepods, PressureResource.CPU) is not None
+    groups = pressure_of_groups(node)
     privileged = has_capability(node.root, _SYS_RESOURCE)
     text = f"node, {'groups' if groups else 'not per group'}, triggers {'any' if privileged else '2 s'} window"
     if not groups:

@@ -51,7 +51,7 @@ def feed(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> Feed:
                 raise KeyboardInterrupt
 
         monkeypatch.setattr(daemon, "answer", answer)
-        monkeypatch.setattr(module, "_wait", wait)
+        monkeypatch.setattr(module, "sleep", wait)
         return targets
 
     return begin

@@ -50,7 +50,7 @@ def two(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
             row("new-1", 12.0, 7 * 10**9),
         ]
 
-    monkeypatch.setattr(module, "_wait", later)
+    monkeypatch.setattr(module, "sleep", later)
     return daemon
 
 
@@ -114,7 +114,7 @@ def test_a_watch_in_a_pipe_appends_blocks_until_it_is_ended(
         if next(waits, None) is None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "_wait", wait)
+    monkeypatch.setattr(module, "sleep", wait)
     ran = ctl("pods", "-w")
     assert ran.code == Exit.OK
     assert ran.out.count("STATE") == 3
@@ -151,8 +151,8 @@ def throttled(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> FakeDaemon
     """Between two answers 12 of 20 periods of the directory were throttled, and 15 of be-1's own quota."""
     answered(daemon, 10.0, own=0, above=0)
     later: Callable[[float], None] = lambda _: answered(daemon, 12.0, own=15, above=12)
-    monkeypatch.setattr(module, "_wait", later)
-    monkeypatch.setattr(top, "_sleep", later)
+    monkeypatch.setattr(module, "sleep", later)
+    monkeypatch.setattr(top, "sleep", later)
     return daemon
 
 

@@ -250,7 +250,7 @@ def made(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
             pod["counters"][""]["at_s"] += 2.0
             pod["counters"][""]["cpu_ns"] += 10**9
 
-    monkeypatch.setattr(module, "_sleep", later)
+    monkeypatch.setattr(module, "sleep", later)
     return daemon
 
 
