@@ -17,21 +17,30 @@ from reconciler.policies.idle_buffer import IdleBufferConfig
 from reconciler.runtime.format import clock
 from state.evidence import Sample, SampleFrame
 from state.memory import NodeMemoryReading
-from tests.reconciler.cli.conftest import Run, keep_settings, kept_row
+from tests.reconciler.cli.conftest import Ran, Run, keep_settings, kept_row
 from tests.reconciler.interference.nodescript import BEGIN_S, Step, night, recording, steps, view
 
 Replay = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def replayed(run: Run, tmp_path: Path) -> Replay:
-    """The section ``plans`` of the report, of these steps under a configuration's text."""
+def simulate(run: Run, tmp_path: Path) -> Callable[..., Ran]:
+    """These steps, or a recording's bytes, under a configuration's text."""
 
-    def call(items: list[Step], config: str = "{}", *more: str) -> dict[str, Any]:
-        (tmp_path / "a.rec").write_bytes(recording(items))
+    def call(items: list[Step] | bytes, config: str = "{}", *more: str) -> Ran:
+        (tmp_path / "a.rec").write_bytes(items if isinstance(items, bytes) else recording(items))
         (tmp_path / "c.yaml").write_text(config)
-        words = ("--record", str(tmp_path / "a.rec"), "--config", str(tmp_path / "c.yaml"), "-o", "json")
-        ran = run("simulate", *words, *more)
+        return run("simulate", "--record", str(tmp_path / "a.rec"), "--config", str(tmp_path / "c.yaml"), *more)
+
+    return call
+
+
+@pytest.fixture
+def replayed(simulate: Callable[..., Ran]) -> Replay:
+    """The report as JSON."""
+
+    def call(items: list[Step] | bytes, config: str = "{}", *more: str) -> dict[str, Any]:
+        ran = simulate(items, config, "-o", "json", *more)
         assert ran.code == Exit.OK, ran.err
         document: dict[str, Any] = json.loads(ran.out)
         return document
@@ -97,34 +106,28 @@ def test_only_a_part_is_counted(replayed: Replay) -> None:
     assert (plans["steps"], plans["seconds"]) == (10, 10)
 
 
-def test_an_older_recording_has_no_plans(run: Run, tmp_path: Path) -> None:
+def test_an_older_recording_has_no_plans(simulate: Callable[..., Ran], replayed: Replay) -> None:
     packer = RecordingWriter()
     packer.add(SampleFrame(at_s=1.0, wall_s=BEGIN_S))
-    (tmp_path / "old.rec").write_bytes(HEAD + packer.block())
-    (tmp_path / "c.yaml").write_text("{}")
-    words = ("simulate", "--record", str(tmp_path / "old.rec"), "--config", str(tmp_path / "c.yaml"))
-    assert json.loads(run(*words, "-o", "json").out)["plans"] is None
-    assert "no views" in run(*words).out
+    old = HEAD + packer.block()
+    assert replayed(old)["plans"] is None
+    assert "no views" in simulate(old).out
 
 
 def test_a_view_that_cannot_be_planned_is_reported_with_its_time(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    simulate: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def impossible(*_: object) -> None:
         raise KeyError(99)
 
-    (tmp_path / "a.rec").write_bytes(recording(list(steps([view(0, 1500, 500)]))))
-    (tmp_path / "c.yaml").write_text("{}")
     monkeypatch.setattr("reconciler.control.replay.plan_node", impossible)
-    ran = run("simulate", "--record", str(tmp_path / "a.rec"), "--config", str(tmp_path / "c.yaml"))
+    ran = simulate(list(steps([view(0, 1500, 500)])))
     assert (ran.code, ran.out) == (Exit.USAGE, "")
     assert f"{clock(BEGIN_S)} cannot be planned" in ran.err
 
 
-def test_the_screen_has_the_plans_in_80_columns(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "a.rec").write_bytes(recording(list(steps(night()))))
-    (tmp_path / "c.yaml").write_text(SMALLER)
-    out = run("simulate", "--record", str(tmp_path / "a.rec"), "--config", str(tmp_path / "c.yaml")).out
+def test_the_screen_has_the_plans_in_80_columns(simulate: Callable[..., Ran]) -> None:
+    out = simulate(list(steps(night())), SMALLER).out
     assert "BE work lost" in out
     assert "cpu.quota" in out
     _, heading, rest = out.partition("Plans over")
@@ -190,11 +193,8 @@ def test_only_counted_minutes_are_in_the_promises(replayed: Replay) -> None:
     assert laws["recent"]["laws"] == {"recent": 1}
 
 
-def test_a_table_has_both_laws(run: Run, tmp_path: Path) -> None:
-    items = _with_use(list(steps([view(second, 1500, 500) for second in range(130)])))
-    (tmp_path / "a.rec").write_bytes(recording(items))
-    (tmp_path / "c.yaml").write_text("{}")
-    text = run("simulate", "--record", str(tmp_path / "a.rec"), "--config", str(tmp_path / "c.yaml")).out
+def test_a_table_has_both_laws(simulate: Callable[..., Ran]) -> None:
+    text = simulate(_with_use(list(steps([view(second, 1500, 500) for second in range(130)])))).out
     rows = [line.split()[0] for line in text.splitlines() if line.startswith(("recent", "histogram"))]
     assert rows == ["recent", "histogram"]
     assert "0 workloads known at the end (after 24 h), 1 cold" in text
