@@ -15,7 +15,6 @@ from reconciler.cli.plan import blocks
 from reconciler.cli.podsfile import read_pods_file
 from reconciler.cli.screen import plain
 from reconciler.settings.binder import ConfigError
-from state.model import PodClass
 from tests.fakes.marks import MARKS
 from tests.reconciler.cli.conftest import Run
 
@@ -102,10 +101,8 @@ def test_a_described_machine_without_a_steady_state_is_a_problem(
     assert any("no steady state" in problem for problem in fields["problems"])
 
 
-def test_the_screen_shows_the_machine_and_the_drawing(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+def test_the_screen_shows_the_machine_and_the_drawing(run: Run, tmp_path: Path) -> None:
+    assert "2 sockets x 2 nodes x 8 cores x 2 threads" in run("plan", "--help").out
     ran = run("plan", "--machine", "8 cores; numa off", "--pods", pods(tmp_path), "--config", config(tmp_path))
     assert ran.code == 0
     assert "machine  8 cores\n" in ran.out
@@ -187,10 +184,6 @@ def test_a_mistake_is_one_line(run: Run, words: tuple[str, ...], told: str) -> N
     assert len(ran.err.splitlines()) == 1
 
 
-def test_help_has_the_grammar(run: Run) -> None:
-    assert "2 sockets x 2 nodes x 8 cores x 2 threads" in run("plan", "--help").out
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -240,32 +233,21 @@ def test_the_qos_class_is_the_one_that_kubernetes_would_give(tmp_path: Path, lin
     assert (pod.qos, problems) == (qos, [])
 
 
-def test_kubectls_own_list_is_read(run: Run, tmp_path: Path) -> None:
+def test_kubectls_own_list_is_read_with_the_label_that_the_configuration_names(run: Run, tmp_path: Path) -> None:
+    labels = {**{f"other-{number}": "x" for number in range(200)}, "team": "batch"}
+    uid = "aaaaaaaa-1111-4111-8111-111111111111"
     item = {
-        "metadata": {"name": "web-0", "namespace": "shop", "uid": "aaaaaaaa-1111-4111-8111-111111111111"},
+        "metadata": {"name": "web-0", "namespace": "shop", "uid": uid, "labels": labels},
         "spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "2"}}}]},
         "status": {
             "qosClass": "Burstable",
             "containerStatuses": [{"name": "main", "containerID": "containerd://ab12"}],
         },
     }
-    file = tmp_path / "pods.json"
-    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": [item]}))
-    ((pod,), problems) = read_pods_file(str(file), MARKS)
+    file = pods(tmp_path, json.dumps({"apiVersion": "v1", "kind": "List", "items": [item]}))
+    ((pod,), problems) = read_pods_file(file, MARKS)
     assert (pod.meta.name, pod.qos, pod.pod_class, problems) == ("web-0", QosClass.BURSTABLE, None, [])
-    fields = plan(run, "--machine", "8 cores", "--pods", str(file), "--config", config(tmp_path))
-    assert [(entry["title"], entry["class"]) for entry in fields["pods"]] == [("shop/web-0", PodClass.SHARED.value)]
-
-
-def test_a_label_that_the_configuration_names_counts_on_a_pod_with_many_labels(run: Run, tmp_path: Path) -> None:
-    labels = {**{f"other-{number}": "x" for number in range(200)}, "team": "batch"}
-    item = {
-        "metadata": {"name": "b", "namespace": "ci", "uid": "aaaaaaaa-1111-4111-8111-111111111111", "labels": labels},
-        "spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "1"}}}]},
-        "status": {"qosClass": "Burstable"},
-    }
-    file = tmp_path / "pods.json"
-    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": [item]}))
     rules = "classes: {overrides: [{class: reclaimed, labels: {matchLabels: {team: batch}}}]}\n"
-    fields = plan(run, "--machine", "8 cores", "--pods", str(file), "--config", config(tmp_path, rules))
-    assert [(entry["title"], entry["class"]) for entry in fields["pods"]] == [("ci/b", PodClass.RECLAIMED.value)]
+    for text, kind in (("mode: enforce\n", "shared"), (rules, "reclaimed")):
+        fields = plan(run, "--machine", "8 cores", "--pods", file, "--config", config(tmp_path, text))
+        assert [(entry["title"], entry["class"]) for entry in fields["pods"]] == [("shop/web-0", kind)]
