@@ -320,9 +320,8 @@ async def _reviews(api: KubeApi, node: str, uses: Collection[RightsUse]) -> list
     for right in RIGHTS:
         if right.use in {RightsUse.KUBELET, RightsUse.RENEWAL}:
             continue
-        known = tests.get(name := f"{', '.join(right.verbs)} {right.resource}")
-        wanted = right.use in uses
-        tests[name] = (
+        known, wanted = tests.get(right.access), right.use in uses
+        tests[right.access] = (
             await _review(api, right, node, wanted) if known is None else replace(known, wanted=known.wanted or wanted)
         )
     return list(tests.values())
@@ -336,8 +335,7 @@ async def _review(api: KubeApi, right: AccessRight, node: str, wanted: bool) -> 
     for verb in right.verbs:
         why = await denied(api, verb, right.resource, timeout_s=_TEST_S, group=right.groups[0], name=only)
         refused += [why] if why else []
-    name = f"{', '.join(right.verbs)} {right.resource}"
-    return AccessTest(name=name, wanted=wanted, problem=refused[0] if refused else "")
+    return AccessTest(name=right.access, wanted=wanted, problem=refused[0] if refused else "")
 
 
 async def _token_tests(api: KubeApi, node: InspectedNode, config: ApiServer) -> AsyncIterator[AccessTest]:
@@ -349,11 +347,11 @@ async def _token_tests(api: KubeApi, node: InspectedNode, config: ApiServer) -> 
     text, problem = life.describe(now), life.is_due(now)
     yield AccessTest(name="token", wanted=True, found=text, problem=text if problem else "")
     for right in RIGHTS:
-        if right.use is RightsUse.RENEWAL and life.account in right.names:
+        if right.use is RightsUse.RENEWAL and life.account == ACCOUNT:
             why = await denied(
                 api, right.verbs[0], right.resource, timeout_s=_TEST_S, namespace=life.namespace, name=life.account
             )
-            yield AccessTest(name=f"create {right.resource}", wanted=False, found="renewed by the daemon", problem=why)
+            yield AccessTest(name=right.access, wanted=False, found="renewed by the daemon", problem=why)
 
 
 async def _kubelet(node: InspectedNode, config: ApiServer) -> AccessTest:

@@ -3,7 +3,7 @@
 ``python -m reconciler.cli.rights`` (in the project's directory) writes the DaemonSet's file; a test compares it.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -27,187 +27,118 @@ class RightsUse(StrEnum):
     SETTINGS_KATALYST = "settings-katalyst"
 
 
-class AccessRight(NamedTuple):
-    """One rule. ``resource`` with its subresource after a slash. ``names``: the only objects; empty: all.
+_GROUPS: Final = {
+    "events": ("", "events.k8s.io"),
+    "nodemetrics": ("slo.koordinator.sh",),
+    "nodeslos": ("slo.koordinator.sh",),
+    "customnoderesources": ("node.katalyst.kubewharf.io",),
+    "customnodeconfigs": ("config.katalyst.kubewharf.io",),
+    "adminqosconfigurations": ("config.katalyst.kubewharf.io",),
+}
+"""API groups by resource; the others are of the core."""
+_OF_A_NODE: Final = frozenset({"nodes", "nodemetrics", "nodeslos", "customnoderesources", "customnodeconfigs"})
+"""Resources with an object for each node, of its name."""
 
-    ``own_node``: only this node's object is meant.
-    """
+
+class AccessRight(NamedTuple):
+    """One rule. ``access``: its verbs and its resource, with the subresource after a slash."""
 
     use: RightsUse
-    verbs: tuple[str, ...]
-    resource: str
+    access: str
     reason: str
-    groups: tuple[str, ...] = ("",)
-    names: tuple[str, ...] = ()
-    own_node: bool = False
+
+    @property
+    def verbs(self) -> list[str]:
+        return self.access.rpartition(" ")[0].split(", ")
+
+    @property
+    def resource(self) -> str:
+        return self.access.rpartition(" ")[2]
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return _GROUPS.get(self.resource.partition("/")[0], ("",))
+
+    @property
+    def own_node(self) -> bool:
+        """Whether only this node's object is meant; a name cannot restrict the verb create."""
+        return self.verbs != ["create"] and self.resource.removesuffix("/status") in _OF_A_NODE
+
+    def names(self, node: str) -> tuple[str, ...]:
+        """The only objects; empty: all. ``node``: the only node; empty: all."""
+        if self.use is RightsUse.RENEWAL:
+            return (ACCOUNT,)
+        return (node,) if node and self.own_node else ()
 
 
-RIGHTS: Final = (
-    AccessRight(
-        RightsUse.PODS,
-        ("list", "watch"),
-        "pods",
-        "GET /api/v1/pods with fieldSelector spec.nodeName: labels and annotations of this node's pods as they change. "
-        "RBAC cannot restrict it to one node.",
-    ),
-    AccessRight(
-        RightsUse.KUBELET,
-        ("get",),
-        "nodes/pods",
-        "GET /pods on the kubelet's port 10250 where the kubelet authorizes it by itself (1.33 and later).",
-    ),
-    AccessRight(
-        RightsUse.KUBELET,
-        ("get",),
-        "nodes/proxy",
-        "The same for older kubelets. This right is not read-only: kubelets accept it for commands in any container, "
-        "over WebSocket. The use pods replaces it; static pods and admitted resizes are then known from other sources.",
-    ),
-    AccessRight(
-        RightsUse.EVICTION,
-        ("create",),
-        "pods/eviction",
-        "POST .../pods/NAME/eviction with the pod's uid, for eviction.enabled with api in eviction.means.order.",
-    ),
-    AccessRight(
-        RightsUse.EVENTS,
-        ("create", "patch"),
-        "events",
-        "POST and PATCH .../events, for an alert sink of the kind kubernetes.",
-        groups=("", "events.k8s.io"),
-    ),
-    AccessRight(
-        RightsUse.TAINT,
-        ("get", "patch"),
-        "nodes",
-        "GET and PATCH of this node's object, for a taint while it is closed to new BE pods (closing.mark). This right "
-        "is not limited to taints: labels and unschedulable are parts of the same object. One service account for all "
-        "nodes has it for all of them; a kubelet's own credentials may not change taints.",
-        own_node=True,
-    ),
-    AccessRight(
-        RightsUse.CONDITION,
-        ("get",),
-        "nodes",
-        "GET of this node's object, for closing.mark: condition.",
-        own_node=True,
-    ),
-    AccessRight(
-        RightsUse.CONDITION,
-        ("patch",),
-        "nodes/status",
-        "PATCH of its status. Broad: labels and annotations can be changed with it, too. With the kubelet's "
-        "credentials (apiserver.identity: kubelet) no role is needed; the API server allows it for this node alone.",
-        own_node=True,
-    ),
-    AccessRight(
-        RightsUse.RENEWAL,
-        ("create",),
-        "serviceaccounts/token",
-        "POST .../serviceaccounts/bypassd/token: bypassd renews the token in its own kubeconfig, of this service "
-        "account alone. Optional: every holder of a token with this right can renew it, too. The DaemonSet does not "
-        "need it: the kubelet renews its token.",
-        names=(ACCOUNT,),
-    ),
-    AccessRight(
-        RightsUse.NODE,
-        ("get",),
-        "nodes",
-        "GET /api/v1/nodes/NAME of this node, for headroom.publish: node. RBAC cannot restrict the DaemonSet's rights "
-        "to one node; those of a service account for each node it can, by resourceNames.",
-        own_node=True,
-    ),
-    AccessRight(
-        RightsUse.NODE,
-        ("patch",),
-        "nodes/status",
-        "PATCH of its status. Broad: conditions, addresses, labels and annotations can be changed with it, too; of a "
-        "DaemonSet those of every node.",
-        own_node=True,
-    ),
-    AccessRight(
-        RightsUse.KOORDINATOR,
-        ("get",),
-        "nodes",
-        "GET of this node, for headroom.publish: koordinator: what the manager has computed last.",
-        own_node=True,
-    ),
-    AccessRight(
-        RightsUse.KOORDINATOR,
-        ("get",),
-        "nodemetrics",
-        "GET of the NodeMetric of this node: its intervals, and whether a koordlet writes it.",
-        groups=("slo.koordinator.sh",),
-        own_node=True,
-    ),
-    AccessRight(
-        RightsUse.KOORDINATOR,
-        ("patch",),
-        "nodemetrics/status",
-        "PATCH of its status, as koordlet does.",
-        groups=("slo.koordinator.sh",),
-        own_node=True,
-    ),
-    AccessRight(
-        RightsUse.KATALYST,
-        ("get",),
-        "nodes",
-        "GET of this node, for headroom.publish: katalyst: whether it is this machine's.",
-        own_node=True,
-    ),
-    AccessRight(
-        RightsUse.KATALYST,
-        ("get",),
-        "customnoderesources",
-        "GET of the CustomNodeResource of this node: what is there, and whether a Katalyst agent writes it.",
-        groups=("node.katalyst.kubewharf.io",),
-        own_node=True,
-    ),
-    AccessRight(
-        RightsUse.KATALYST,
-        ("create",),
-        "customnoderesources",
-        "POST of it where no Katalyst agent has made it. RBAC cannot restrict create by name.",
-        groups=("node.katalyst.kubewharf.io",),
-    ),
-    AccessRight(
-        RightsUse.KATALYST,
-        ("patch",),
-        "customnoderesources/status",
-        "PATCH of its status.",
-        groups=("node.katalyst.kubewharf.io",),
-        own_node=True,
-    ),
-    AccessRight(
-        RightsUse.SETTINGS_KOORDINATOR,
-        ("get",),
-        "nodes",
-        "GET of this node, for apiserver.node_settings: koordinator: its annotations.",
-        own_node=True,
-    ),
-    AccessRight(
-        RightsUse.SETTINGS_KOORDINATOR,
-        ("get",),
-        "nodeslos",
-        "GET of the NodeSLO of this node.",
-        groups=("slo.koordinator.sh",),
-        own_node=True,
-    ),
-    AccessRight(
-        RightsUse.SETTINGS_KATALYST,
-        ("get",),
-        "customnodeconfigs",
-        "GET of the CustomNodeConfig of this node, for apiserver.node_settings: katalyst.",
-        groups=("config.katalyst.kubewharf.io",),
-        own_node=True,
-    ),
-    AccessRight(
-        RightsUse.SETTINGS_KATALYST,
-        ("get",),
-        "adminqosconfigurations",
-        "GET of the AdminQoSConfiguration that it names, in any namespace: Katalyst's controller chooses the name.",
-        groups=("config.katalyst.kubewharf.io",),
-    ),
+_RIGHTS: Final[Mapping[RightsUse, Mapping[str, str]]] = {
+    RightsUse.PODS: {
+        "list, watch pods": "GET /api/v1/pods with fieldSelector spec.nodeName: labels and annotations of this node's "
+        "pods as they change. RBAC cannot restrict it to one node.",
+    },
+    RightsUse.KUBELET: {
+        "get nodes/pods": "GET /pods on the kubelet's port 10250 where the kubelet authorizes it by itself (1.33 and "
+        "later).",
+        "get nodes/proxy": "The same for older kubelets. This right is not read-only: kubelets accept it for commands "
+        "in any container, over WebSocket. The use pods replaces it; static pods and admitted resizes are then "
+        "known from other sources.",
+    },
+    RightsUse.EVICTION: {
+        "create pods/eviction": "POST .../pods/NAME/eviction with the pod's uid, for eviction.enabled with api in "
+        "eviction.means.order.",
+    },
+    RightsUse.EVENTS: {
+        "create, patch events": "POST and PATCH .../events, for an alert sink of the kind kubernetes.",
+    },
+    RightsUse.TAINT: {
+        "get, patch nodes": "GET and PATCH of this node's object, for a taint while it is closed to new BE pods "
+        "(closing.mark). This right is not limited to taints: labels and unschedulable are parts of the same "
+        "object. One service account for all nodes has it for all of them; a kubelet's own credentials may not "
+        "change taints.",
+    },
+    RightsUse.CONDITION: {
+        "get nodes": "GET of this node's object, for closing.mark: condition.",
+        "patch nodes/status": "PATCH of its status. Broad: labels and annotations can be changed with it, too. With "
+        "the kubelet's credentials (apiserver.identity: kubelet) no role is needed; the API server allows it for "
+        "this node alone.",
+    },
+    RightsUse.RENEWAL: {
+        "create serviceaccounts/token": "POST .../serviceaccounts/bypassd/token: bypassd renews the token in its own "
+        "kubeconfig, of this service account alone. Optional: every holder of a token with this right can renew it, "
+        "too. The DaemonSet does not need it: the kubelet renews its token.",
+    },
+    RightsUse.NODE: {
+        "get nodes": "GET /api/v1/nodes/NAME of this node, for headroom.publish: node. RBAC cannot restrict the "
+        "DaemonSet's rights to one node; those of a service account for each node it can, by resourceNames.",
+        "patch nodes/status": "PATCH of its status. Broad: conditions, addresses, labels and annotations can be "
+        "changed with it, too; of a DaemonSet those of every node.",
+    },
+    RightsUse.KOORDINATOR: {
+        "get nodes": "GET of this node, for headroom.publish: koordinator: what the manager has computed last.",
+        "get nodemetrics": "GET of the NodeMetric of this node: its intervals, and whether a koordlet writes it.",
+        "patch nodemetrics/status": "PATCH of its status, as koordlet does.",
+    },
+    RightsUse.KATALYST: {
+        "get nodes": "GET of this node, for headroom.publish: katalyst: whether it is this machine's.",
+        "get customnoderesources": "GET of the CustomNodeResource of this node: what is there, and whether a Katalyst "
+        "agent writes it.",
+        "create customnoderesources": "POST of it where no Katalyst agent has made it. RBAC cannot restrict create by "
+        "name.",
+        "patch customnoderesources/status": "PATCH of its status.",
+    },
+    RightsUse.SETTINGS_KOORDINATOR: {
+        "get nodes": "GET of this node, for apiserver.node_settings: koordinator: its annotations.",
+        "get nodeslos": "GET of the NodeSLO of this node.",
+    },
+    RightsUse.SETTINGS_KATALYST: {
+        "get customnodeconfigs": "GET of the CustomNodeConfig of this node, for apiserver.node_settings: katalyst.",
+        "get adminqosconfigurations": "GET of the AdminQoSConfiguration that it names, in any namespace: Katalyst's "
+        "controller chooses the name.",
+    },
+}
+"""By use: verbs and resource of each rule, with its request and reason."""
+RIGHTS: Final = tuple(
+    AccessRight(use, access, reason) for use, rules in _RIGHTS.items() for access, reason in rules.items()
 )
 
 
@@ -262,7 +193,7 @@ def _role(use: RightsUse, node: str = "") -> Iterator[str]:
             groups = ", ".join(group or '""' for group in right.groups)
             yield f"- apiGroups: [{groups}]"
             yield f"  resources: [{right.resource}]"
-            if names := (node,) if right.own_node and node else right.names:
+            if names := right.names(node):
                 yield f"  resourceNames: [{', '.join(names)}]"
             yield f"  verbs: [{', '.join(right.verbs)}]"
 
