@@ -89,17 +89,10 @@ class ArchivedControls:
         data = self._texts.get(f"{directory}/{file}")
         return REAL.read(directory, file) if data is None else data.decode()
 
-    def inode(self, directory: str) -> int:
-        """The directory's inode number."""
-        return REAL.inode(directory)
-
-    def groups(self, directory: str, most: int | None = None) -> list[str]:
-        """Names of the directories inside, in no order; at most so many."""
-        return REAL.groups(directory, most)
-
-    def files(self, directory: str) -> list[str]:
-        """Names of the files inside, in no order; of a pod's groups only those that were unpacked."""
-        return REAL.files(directory)
+    # Of a pod's groups there are only the files that were unpacked.
+    inode = staticmethod(REAL.inode)
+    groups = staticmethod(REAL.groups)
+    files = staticmethod(REAL.files)
 
     def write(self, directory: str, file: str, text: str) -> None:
         """Errors: `OSError`, always."""

@@ -77,18 +77,12 @@ def collect_directory(document: FetchedDocument, path: str, lines: int) -> Row |
     groups = [part | {"name": "group"} for part in _groups(document, group, files) if part["path"] == path]
     return {
         "pod": {"title": path, "group": path},
-        "source": body["source"],
-        "at": body["at"],
-        "budget": {},
-        "claims": [],
-        "pools": {},
+        **{key: body[key] for key in ("source", "at")},
+        **{key: {} for key in ("budget", "pools", "interference")},
+        **{key: [] for key in ("claims", "elsewhere", "refusals", "processes")},
         "groups": groups,
-        "elsewhere": [],
-        "refusals": [],
-        "interference": {},
         "holds": [hold for hold in body["holds"] if _concerns(hold["target"], "", files)],
         "history": _newest_first(entry for entry in body["history"] if entry["path"] == path)[:lines],
-        "processes": [],
     }
 
 

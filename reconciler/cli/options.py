@@ -289,6 +289,12 @@ def _named(action: argparse.Action, kind: str) -> None:
     vars(action)["complete"] = {"bash": function, "zsh": function, "fish": f"({function})"}
 
 
+def _files(*actions: argparse.Action) -> None:
+    """The same with paths of files."""
+    for action in actions:
+        vars(action)["complete"] = _FILES
+
+
 def _lasting(parser: argparse.ArgumentParser) -> None:
     """The time, the reason, and the author."""
     # So that -5m is a wrong TIME and no option: its message describes a TIME.
@@ -337,20 +343,19 @@ def evictions(parser: argparse.ArgumentParser) -> None:
 
 
 def simulate(parser: argparse.ArgumentParser) -> None:
-    records = parser.add_argument(
-        "--record", metavar="FILE", action="append", required=True, help="recording; may be repeated"
+    _files(
+        parser.add_argument(
+            "--record", metavar="FILE", action="append", required=True, help="recording; may be repeated"
+        ),
+        parser.add_argument("--against", metavar="FILE", help="configuration to compare --config with"),
     )
-    against = parser.add_argument("--against", metavar="FILE", help="configuration to compare --config with")
-    for action in (records, against):
-        vars(action)["complete"] = _FILES
     parser.add_argument("--from", dest="begin", metavar="TIME", help="start of the report: 2026-11-21T03:00")
     parser.add_argument("--to", dest="end", metavar="TIME", help="end of the report")
 
 
 def plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--machine", metavar="TEXT", help="machine description, see below; instead of --root")
-    pods = parser.add_argument("--pods", metavar="FILE", help="pods on the machine: a YAML list, or kubectl's JSON")
-    vars(pods)["complete"] = _FILES
+    _files(parser.add_argument("--pods", metavar="FILE", help="pods on the machine: a YAML list, or kubectl's JSON"))
     parser.epilog = f"{SYNTAX.rstrip()}\n\n{parser.epilog}"
 
 
@@ -393,8 +398,7 @@ def init(parser: argparse.ArgumentParser) -> None:
     to = parser.add_argument(
         "--to", metavar="FILE", help=f"file to write; default: standard output, for credentials {OWN_KUBECONFIG}"
     )
-    for action in (source, ca, token, to):
-        vars(action)["complete"] = _FILES
+    _files(source, ca, token, to)
     parser.add_argument(
         "--namespace", type=_namespace, default="kube-system", help="of the service account (default: kube-system)"
     )
@@ -461,11 +465,9 @@ def common_options(item: argparse.ArgumentParser, command: CliCommand) -> None:
         )
         item.add_argument("--no-headers", action="store_true", help="tables without their headings")
     places = item.add_argument_group("places")
-    for action in (
+    _files(
         places.add_argument("--config", metavar="FILE", help="configuration (default: /etc/bypassd/config.yaml)"),
         places.add_argument("--socket", metavar="FILE", help="the daemon's socket (default: as configured)"),
         places.add_argument("--store", metavar="FILE", help="the state file (default: as configured)"),
         places.add_argument("--root", default="/", metavar="DIR", help="root of a copied node, instead of this node"),
-    ):
-        # Read by the generator of the completion files; it is not part of argparse.
-        vars(action)["complete"] = _FILES
+    )

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import IO, Any, BinaryIO, Final, final
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from cgroupfs.bounded import open_file
 from reconciler.cli import places
@@ -204,11 +204,11 @@ def run(options: Namespace) -> int:
         other = None if against is None else replay(against, _frames(options.record, progress), begin, end)
     if not report.frames:
         raise CliError("no recorded frame in this time range", Exit.NOT_FOUND)
-    document: dict[str, Any] = {"schema": SCHEMA, "kind": "bypassd-simulation", **_plain(report)}
+    document: dict[str, Any] = {"schema": SCHEMA, "kind": "bypassd-simulation", **asdict(report)}
     if other is not None:
         if plans.plans is not None:
             other.resources = resource_facts(plans.plans[0], None)
-        document["against"] = _plain(other)
+        document["against"] = asdict(other)
     present(options.output, document, blocks(document))
     return Exit.OK
 
@@ -455,7 +455,3 @@ def _time(text: str | None) -> float | None:
         except ValueError:
             continue
     raise CliError(f"{text!r}: expected a time such as 2026-11-21T03:00, or seconds since the epoch", Exit.USAGE)
-
-
-def _plain(report: SimulationReport) -> dict[str, Any]:
-    return {name: getattr(report, name) for name in report.__struct_fields__}

@@ -341,12 +341,9 @@ async def _refused(request: Request, exc: Exception) -> Response:
     del request
     if isinstance(exc, ConfigError):
         return _answer({"error": str(exc), "problems": [str(problem) for problem in exc.problems]}, 400)
-    return _answer({"error": str(exc)}, 400 if isinstance(exc, InputError) else 503)
-
-
-async def _busy(request: Request, exc: Exception) -> Response:
-    answer = await _refused(request, exc)
-    answer.headers["retry-after"] = str(_RETRY_S)
+    answer = _answer({"error": str(exc)}, 400 if isinstance(exc, InputError) else 503)
+    if isinstance(exc, Busy):
+        answer.headers["retry-after"] = str(_RETRY_S)
     return answer
 
 
@@ -377,6 +374,5 @@ def _broken(window: LogWindow) -> Callable[[Request, Exception], Awaitable[Respo
 # Any: starlette's own type for this mapping.
 _HANDLERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]] = {
     AgentError: _refused,
-    Busy: _busy,
     HTTPException: _http_error,
 }
