@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from reconciler.cli import livescreen
 from reconciler.cli.livescreen import keys, patch
 from tests.fakes.terminal import CLI, OnTerminal, Terminal
+from tests.page.made import MadeNode
 from tests.reconciler.cli.fakedaemon import FakeDaemon
+from tests.reconciler.cli.test_pods import row
 
 
 @pytest.fixture
@@ -31,31 +33,8 @@ def shown(daemon: FakeDaemon) -> Iterator[Callable[..., OnTerminal]]:
         program.__exit__(None, None, None)
 
 
-POD = {
-    "uid": "u-1",
-    "namespace": "shop",
-    "name": "web-0",
-    "class": "shared",
-    "pool": "shared",
-    "cpus": "0",
-    "quota_milli": None,
-    "wait_percent": None,
-    "state": "managed",
-    "counters": {"": {"at_s": 1.0, "cpu_ns": 0, "periods": 0, "throttled_periods": 0}},
-}
-CPU = {
-    "cpu": 0,
-    "socket": 0,
-    "node": 0,
-    "l3": 0,
-    "core": 0,
-    "thread": 0,
-    "kind": "P",
-    "isolated": False,
-    "pools": ["shared"],
-    "pods": [],
-    "busy_percent": 50,
-}
+POD = row("web-0", 1.0, 0)
+(CPU,) = MadeNode(cpus=1)._cpumap()
 
 
 def test_only_changed_lines_are_written() -> None:
