@@ -6,7 +6,9 @@ from typing import Final
 
 from reconciler.cli import places
 from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.format import window_text
 from reconciler.cli.screen import emit
+from reconciler.cli.windowed import load_now, moment_of, window_facts
 from reconciler.config import load
 from reconciler.config.docs import explain, in_force, preset_in_force, show
 from reconciler.config.model import Config
@@ -26,12 +28,7 @@ def run(options: Namespace) -> int:
             raise CliError("config schema: the schema is JSON", Exit.USAGE)
         return _schema(options.key)
     top = section_of(Config)
-    loaded = load.load(places.config_path(options), required=options.config is not None, top=top)
-    if loaded.config.windows:
-        from reconciler.cli.windowed import moment_of  # only for a configuration that has some
-
-        loaded = moment_of(options.root).in_window(loaded, top)
-    loaded, left = places.with_node_settings(options, loaded, top)
+    loaded, left = load_now(options, top)
     hidden = places.hidden_settings(options, loaded)
     complain_lines([*loaded.removed, *([] if hidden is None else [hidden])])
     short = options.action == "show" and options.output == "table"
@@ -46,7 +43,7 @@ def run(options: Namespace) -> int:
             facts = {"files": list(loaded.files), "preset": preset, "not_taken": list(left), "settings": settings}
             emit({**facts, "window": _window(options, loaded.config)}, options.output)
             return Exit.OK
-        window = _window_text(options, loaded.config)
+        window = window_text(_window(options, loaded.config))
         text = (
             show(loaded, options.key, top)
             if short
@@ -61,17 +58,7 @@ def run(options: Namespace) -> int:
 def _window(options: Namespace, config: Config) -> dict[str, object]:
     if not config.windows:
         return {}
-    from reconciler.cli.windowed import moment_of, window_facts  # only for a configuration that has some
-
     return window_facts(config, moment_of(options.root))
-
-
-def _window_text(options: Namespace, config: Config) -> str:
-    if not config.windows:
-        return ""
-    from reconciler.cli.format import window_text  # as above
-
-    return window_text(_window(options, config))
 
 
 def _nearest(key: str, top: Schema) -> str:

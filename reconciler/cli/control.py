@@ -160,7 +160,7 @@ def release_command(title: str) -> str:
 
 
 def _lasting(options: Namespace) -> Row:
-    """Why, by whom and how long, for the daemon."""
+    """The reason, the author and the end of a hold, as the daemon takes them."""
     lasts = {"until_released": True} if options.until_released else {"seconds": options.seconds}
     return {"reason": options.reason, "by": options.by or who(), **lasts}
 

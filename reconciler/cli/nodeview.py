@@ -14,8 +14,7 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.lines import status_mask
 from cgroupfs.naming import Layout
 from cgroupfs.probe import offered
-from reconciler.cli import places
-from reconciler.config import load
+from reconciler.cli.windowed import load_now
 from reconciler.config.environment import find_layout, read_kubelet, runtime_dirs
 from reconciler.config.load import Loaded
 from reconciler.config.model import Config
@@ -107,12 +106,7 @@ def inspect_node(options: Namespace, *, strict: bool = False, loaded: Loaded | N
     removed: tuple[ConfigProblem, ...] = ()
     try:
         if loaded is None:
-            loaded = load.load(places.config_path(options), required=options.config is not None)
-            if loaded.config.windows:
-                from reconciler.cli.windowed import moment_of  # as few nodes have some
-
-                loaded = moment_of(options.root).in_window(loaded)
-            loaded, _ = places.with_node_settings(options, loaded)
+            loaded, _ = load_now(options)
         config, window, files, removed = loaded.config, loaded.window, loaded.files, loaded.removed
     except ConfigError as exc:
         if strict:

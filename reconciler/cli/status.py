@@ -29,6 +29,9 @@ _SECTIONS: Final = (
     "classes",
 )
 CLASSES: Final = ("dedicated", "shared", "reclaimed", "system")
+_MAPS: Final = ("ledger", "alerts", "movement", "priority", "own_group", "daemons_refused", "kubelet")
+_LISTS: Final = ("dry_run", "not_ready", "host_workloads", "daemons", "components")
+"""What of the section ``agent`` is shown as it is; the store's has none of it."""
 _MOST: Final = 8
 USES_MILLI: Final = 5
 """Thousandths of a CPU: a group of daemons that uses less is not shown."""
@@ -64,38 +67,21 @@ def summary(document: FetchedDocument) -> Row:
     for row in sums:
         states.update(row["settings"])
     return {
-        "node": agent["node"],
-        "version": agent["version"],
-        "source": body["source"],
+        **{key: agent[key] for key in ("node", "version")},
+        **{key: body[key] for key in ("source", "at")},
         "down": document.down,
-        "at": body["at"],
-        "mode": agent.get("mode"),
-        "configured_mode": agent.get("configured_mode"),
-        "protect": agent.get("protect"),
+        **{key: agent.get(key) for key in ("mode", "configured_mode", "protect", "kubelet_reasserts_s")},
         "window": agent.get("window") or {},
-        "dry_run": agent.get("dry_run", []),
         "ready": bool(agent.get("ready", False)),
-        "not_ready": agent.get("not_ready", []),
         "pods": {row["class"]: row["pods"] for row in sums if row["class"] is not None},
         "settings": dict(states),
-        "ledger": agent.get("ledger", {}),
         "refused": sum(row["refused"] for row in sums),
-        "pools": body["pools"],
         "budget": body.get("budget", {}),
-        "sources": body["sources"],
+        **{key: body[key] for key in ("pools", "sources", "problems")},
         "holds": titled(body),
-        "alerts": agent.get("alerts", {}),
-        "movement": agent.get("movement", {}),
-        "priority": agent.get("priority", {}),
-        "own_group": agent.get("own_group", {}),
-        "host_workloads": agent.get("host_workloads", []),
-        "daemons": agent.get("daemons", []),
-        "daemons_refused": agent.get("daemons_refused", {}),
         "interference": of_node(body),
-        "components": agent.get("components", []),
-        "kubelet": agent.get("kubelet", {}),
-        "kubelet_reasserts_s": agent.get("kubelet_reasserts_s"),
-        "problems": body["problems"],
+        **{key: agent.get(key, {}) for key in _MAPS},
+        **{key: agent.get(key, []) for key in _LISTS},
     }
 
 

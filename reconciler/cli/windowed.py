@@ -2,10 +2,12 @@
 
 import os
 import time
+from argparse import Namespace
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from msgspec.structs import replace
 
+from reconciler.cli import places
 from reconciler.config import load
 from reconciler.config.load import Loaded
 from reconciler.config.model import Config
@@ -97,6 +99,14 @@ def moment_of(root: str) -> NodeMoment:
     at, recorded_zone = captured_at(root)
     zone = known_zone(None if at is None else recorded_zone, os.path.abspath(root))
     return NodeMoment(time.time() if at is None else at, root, zone)
+
+
+def load_now(options: Namespace, top: "Schema | None" = None) -> tuple[Loaded, tuple[str, ...]]:
+    """The configuration in the window of now (of a capture: of then), and the rest as of `with_node_settings`."""
+    loaded = load.load(places.config_path(options), required=options.config is not None, top=top)
+    if loaded.config.windows:
+        loaded = moment_of(options.root).in_window(loaded, top)
+    return places.with_node_settings(options, loaded, top)
 
 
 def known_zone(zone: str | None, root: str = "/") -> str | None:

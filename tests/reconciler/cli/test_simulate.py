@@ -69,7 +69,7 @@ def simulate(run: Run, tmp_path: Path) -> Simulate:
 
 @pytest.fixture
 def found(simulate: Simulate) -> Found:
-    """What is told of it as JSON."""
+    """The report as JSON."""
     return lambda *words, **more: json.loads(simulate(*words, "-o", "json", **more).out)
 
 
