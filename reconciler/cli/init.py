@@ -11,6 +11,7 @@ import platform
 import time
 from argparse import Namespace
 from collections.abc import Iterator
+from textwrap import TextWrapper
 from typing import Final, NamedTuple
 
 from cgroupfs.bounded import decoded, read_file
@@ -95,7 +96,7 @@ def _imported(path: str) -> str:
     except InputError as exc:
         raise CliError(str(exc) if path in str(exc) else f"{path}: {exc}", Exit.USAGE) from exc
     day = time.strftime("%Y-%m-%d")
-    rows = list(_comment(f"From {found.source} ({_shown(path)}), by bypassctl init on {day}."))
+    rows = _comment(f"From {found.source} ({_shown(path)}), by bypassctl init on {day}.")
     rows += _comment("Begin with observe; then cpu, cpu+memory, full: bypassctl protect LEVEL. A setting below wins.")
     rows += ["protect: observe", "", *imported.lines(found.settings)]
     if found.left:
@@ -111,7 +112,7 @@ def initial(node: InspectedNode) -> str:
     name, day = _shown(node_name(node.kubelet)), time.strftime("%Y-%m-%d")
     counts = f"{fmt.plural(_cpus(node), 'CPU')}, {fmt.plural(len(node.pods), 'pod')}"
     found = f"Linux {_shown(platform.release())}, {groups}, {counts}"
-    lines = list(_comment(f"bypassd on {name}; made by bypassctl init on {day}, which found {found}."))
+    lines = _comment(f"bypassd on {name}; made by bypassctl init on {day}, which found {found}.")
     lines += _comment("Every setting: bypassctl config explain. Check the node: bypassctl doctor.")
     for entry in _entries(node):
         lines += ["", *_comment(entry.why), *entry.lines]
@@ -206,12 +207,8 @@ def _shown(text: str) -> str:
     return printable(text, _LONGEST)
 
 
-def _comment(text: str, indent: str = "") -> Iterator[str]:
+def _comment(text: str, indent: str = "") -> list[str]:
     """In lines of the file's width, each with its sign."""
-    row = first = f"{indent}#"
-    for word in text.split():
-        if row != first and len(row) + 1 + len(word) > _WIDTH:
-            yield row
-            row = first
-        row += f" {word}"
-    yield row
+    wrapper = TextWrapper(_WIDTH, break_long_words=False, break_on_hyphens=False)
+    wrapper.initial_indent = wrapper.subsequent_indent = f"{indent}# "
+    return wrapper.wrap(" ".join(text.split()))

@@ -240,15 +240,9 @@ def wrapped(text: str, width: int | None) -> list[str]:
     """Text in lines of at most ``width``, broken at blanks; a longer word stays whole."""
     if width is None or len(text) <= width:
         return [text]
-    lines: list[str] = []
-    line = ""
-    for word in text.split(" "):
-        if line and len(line) + 1 + len(word) > width:
-            lines.append(line)
-            line = word
-        else:
-            line = f"{line} {word}" if line else word
-    return [*lines, line]
+    from textwrap import wrap  # only where a line is broken
+
+    return wrap(text, width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False) or [""]
 
 
 def line(*cells: Cell, indent: int = 0) -> Line:
