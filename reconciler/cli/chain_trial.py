@@ -23,6 +23,7 @@ from cgroupfs.trial import PREFIX, TrialGroup
 from reconciler.cli.planted import CannotTryError, Planted, cpu_seconds, spin
 from reconciler.runtime import format as fmt
 from reconciler.runtime.trials import CHAIN
+from reconciler.signals.cpu import CpuTicks, idle_shares, parse_stat
 from state.evidence import Verdict
 
 if TYPE_CHECKING:
@@ -213,22 +214,19 @@ def _idle_cpu() -> int:
     allowed = os.sched_getaffinity(0)
     idle, cpu = 0.0, 0
     for _ in range(_TRIES):
-        before = _idle_times()
+        before = _ticks()
         time.sleep(_IDLE_S)
-        after = _idle_times()
-        idle, cpu = max((after[cpu] - before.get(cpu, 0.0), cpu) for cpu in after if cpu in allowed)
-        if idle >= _IDLE_S * (1 - _BUSY):
+        shares = idle_shares(before, _ticks())
+        idle, cpu = max(((share, cpu) for cpu, share in shares.items() if cpu in allowed), default=(0.0, 0))
+        if idle >= 1 - _BUSY:
             return cpu
-    busy = fmt.percent(100 * (1 - idle / _IDLE_S))
+    busy = fmt.percent(100 * (1 - idle))
     raise BusyError(f"every CPU was busy with other work: the idlest, CPU {cpu}, for {busy} of the time")
 
 
-def _idle_times() -> dict[int, float]:
-    """Idle seconds of each CPU since the boot. Source: proc(5), /proc/stat, idle and iowait."""
-    tick = os.sysconf("SC_CLK_TCK")
+def _ticks() -> dict[int, CpuTicks]:
     with open("/proc/stat", encoding="ascii", errors="replace", newline="\n") as file:
-        rows = [line.split() for line in file if line.startswith("cpu") and line[3].isdigit()]
-    return {int(row[0][3:]): (int(row[4]) + int(row[5])) / tick for row in rows}
+        return parse_stat(file.read())
 
 
 # The child: the daemon's parts on the trial's node

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Final, Self, final
 
+import psutil
+
 from cgroupfs.errors import AgentError
 
 _PDEATHSIG: Final = 1
@@ -74,7 +76,6 @@ def measured(children: list[Planted], seconds: float) -> list[float]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time that a process has used. Errors: OSError. Source: proc(5), /proc/pid/stat, utime and stime."""
-    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace", newline="\n") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """CPU time that a child has used."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)

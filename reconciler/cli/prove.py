@@ -16,6 +16,8 @@ from contextlib import ExitStack
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+import psutil
+
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError, errno_name
 from cgroupfs.hierarchy import Hierarchy
@@ -152,7 +154,7 @@ def _cpuset(hierarchy: Hierarchy, _directory: str) -> tuple[bool, str]:
         while time.monotonic() < end:
             for child in children:
                 escaped = escaped or _moved(child.pid, first)
-                ran.add(_processor(child.pid))
+                ran.add(psutil.Process(child.pid).cpu_num())
             time.sleep(0.01)
     return ran == {last} and not escaped, f"CPU {last} only: ran on CPU {CpuSet.parse(','.join(map(str, sorted(ran))))}"
 
@@ -166,12 +168,6 @@ def _moved(pid: int, cpu: int) -> bool:
             return False
         raise
     return True
-
-
-def _processor(pid: int) -> int:
-    """The CPU that a process ran on last. Source: proc(5), /proc/pid/stat, processor."""
-    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace", newline="\n") as file:
-        return int(file.read().rpartition(")")[2].split()[36])
 
 
 def _idle(hierarchy: Hierarchy, _directory: str) -> tuple[bool, str]:
