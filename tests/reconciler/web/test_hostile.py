@@ -30,30 +30,28 @@ HOST = b"Host: localhost\r\n"
 CHUNKED = HOST + b"Transfer-Encoding: chunked\r\n\r\n"
 LONG = b"a" * 20_000
 
+HEALTH = b"GET /healthz HTTP/1.1\r\n" + HOST
+RESTORE = b"POST /restore HTTP/1.1\r\n"
+
 CORPUS = {
-    "a chunk's size is no number": b"POST /restore HTTP/1.1\r\n" + CHUNKED + b"zz\r\n\r\n",
+    "a chunk's size is no number": RESTORE + CHUNKED + b"zz\r\n\r\n",
     "a chunk's size on a read": b"GET /healthz HTTP/1.1\r\n" + CHUNKED + b"zz\r\n\r\n",
     "a chunk's size on the metrics": b"GET /metrics HTTP/1.1\r\n" + CHUNKED + b"zz\r\n\r\n",
     "a chunk's size on the state": b"GET /state HTTP/1.1\r\n" + CHUNKED + b"zz\r\n\r\n",
-    "a chunk's size without an end": b"POST /restore HTTP/1.1\r\n" + CHUNKED + b"1" * 5000,
-    "a chunk's size of 5000 digits": b"POST /restore HTTP/1.1\r\n" + CHUNKED + b"1" * 5000 + b"\r\n",
-    "a chunk that is longer than it says": b"POST /restore HTTP/1.1\r\n" + CHUNKED + b"1\r\nabc\r\n0\r\n\r\n",
-    "trailers that are none": b"POST /restore HTTP/1.1\r\n" + CHUNKED + b"0\r\n\x00\r\n\r\n",
-    "two lengths": b"POST /restore HTTP/1.1\r\n" + HOST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nx",
+    "a chunk's size without an end": RESTORE + CHUNKED + b"1" * 5000,
+    "a chunk's size of 5000 digits": RESTORE + CHUNKED + b"1" * 5000 + b"\r\n",
+    "a chunk that is longer than it says": RESTORE + CHUNKED + b"1\r\nabc\r\n0\r\n\r\n",
+    "trailers that are none": RESTORE + CHUNKED + b"0\r\n\x00\r\n\r\n",
+    "two lengths": RESTORE + HOST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nx",
     "a length and chunks": b"POST /restore HTTP/1.1\r\nContent-Length: 1\r\n" + CHUNKED + b"0\r\n\r\n",
-    "a length below zero": b"POST /restore HTTP/1.1\r\n" + HOST + b"Content-Length: -1\r\n\r\n",
-    "a length of 5000 digits": b"POST /restore HTTP/1.1\r\n" + HOST + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n",
-    "another transfer coding": b"POST /restore HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: gzip\r\n\r\n",
+    "a length below zero": RESTORE + HOST + b"Content-Length: -1\r\n\r\n",
+    "a length of 5000 digits": RESTORE + HOST + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n",
+    "another transfer coding": RESTORE + HOST + b"Transfer-Encoding: gzip\r\n\r\n",
     "http/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00" + b"\xff" * 40,
     "http/2, then nothing": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "h2c": b"GET /healthz HTTP/1.1\r\n"
-    + HOST
-    + b"Connection: upgrade\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\nx",
-    "h2c, settings that are none": b"GET /healthz HTTP/1.1\r\n"
-    + HOST
-    + b"Connection: upgrade\r\nUpgrade: h2c\r\nHTTP2-Settings: !\r\n\r\n",
-    "websocket": b"GET /healthz HTTP/1.1\r\n"
-    + HOST
+    "h2c": HEALTH + b"Connection: upgrade\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\nx",
+    "h2c, settings that are none": HEALTH + b"Connection: upgrade\r\nUpgrade: h2c\r\nHTTP2-Settings: !\r\n\r\n",
+    "websocket": HEALTH
     + b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x\r\n\r\n"
     + b"\x81\xff" * 9,
     "connect": b"CONNECT localhost:1 HTTP/1.1\r\n" + HOST + b"\r\n",
@@ -63,14 +61,14 @@ CORPUS = {
     "http/0.9": b"GET /\r\n\r\n",
     "http/9.9": b"GET /healthz HTTP/9.9\r\n" + HOST + b"\r\n",
     "no host": b"GET /healthz HTTP/1.1\r\n\r\n",
-    "two hosts": b"GET /healthz HTTP/1.1\r\n" + HOST + HOST + b"\r\n",
-    "a name with a space": b"GET /healthz HTTP/1.1\r\n" + HOST + b"a b: c\r\n\r\n",
-    "a folded line": b"GET /healthz HTTP/1.1\r\n" + HOST + b"a: b\r\n c\r\n\r\n",
-    "a zero in a value": b"GET /healthz HTTP/1.1\r\n" + HOST + b"a: \x00\r\n\r\n",
-    "a long line": b"GET /healthz HTTP/1.1\r\n" + HOST + b"a: " + LONG + b"\r\n\r\n",
+    "two hosts": HEALTH + HOST + b"\r\n",
+    "a name with a space": HEALTH + b"a b: c\r\n\r\n",
+    "a folded line": HEALTH + b"a: b\r\n c\r\n\r\n",
+    "a zero in a value": HEALTH + b"a: \x00\r\n\r\n",
+    "a long line": HEALTH + b"a: " + LONG + b"\r\n\r\n",
     "a long target": b"GET /" + LONG + b" HTTP/1.1\r\n" + HOST + b"\r\n",
     "a long query": b"GET /state?" + b"&a" * 5000 + b" HTTP/1.1\r\n" + HOST + b"\r\n",
-    "many lines": b"GET /healthz HTTP/1.1\r\n" + HOST + b"a:b\r\n" * 3000 + b"\r\n",
+    "many lines": HEALTH + b"a:b\r\n" * 3000 + b"\r\n",
     "no utf-8 in the path": b"GET /%ff%fe%00 HTTP/1.1\r\n" + HOST + b"\r\n",
     "raw bytes in the path": b"GET /\xff\xfe HTTP/1.1\r\n" + HOST + b"\r\n",
     "no utf-8 in the query": b"GET /state?section=%ff&format=%80 HTTP/1.1\r\n" + HOST + b"\r\n",
@@ -82,13 +80,13 @@ CORPUS = {
     + b"Accept: application/openmetrics-text;version=9."
     + b"9" * 5000
     + b"\r\n\r\n",
-    "pipelined": (b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n") * 50,
+    "pipelined": (HEALTH + b"\r\n") * 50,
     "pipelined behind a body": b"POST /reload HTTP/1.1\r\n"
     + HOST
     + b"Content-Length: 2\r\n\r\n{}GET / HTTP/1.1\r\n\r\n",
     "half a header": b"GET /healthz HTTP/1.1\r\nHost: loc",
-    "half a body": b"POST /restore HTTP/1.1\r\n" + HOST + b"Content-Length: 100\r\n\r\n{",
-    "expect": b"POST /restore HTTP/1.1\r\n" + HOST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n",
+    "half a body": RESTORE + HOST + b"Content-Length: 100\r\n\r\n{",
+    "expect": RESTORE + HOST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n",
     "nothing": b"",
 }
 """What clients that are broken or hostile send, by what is wrong with it."""
