@@ -287,9 +287,12 @@ def describe(about: PlanSubject, result: PlanResult) -> dict[str, Any]:
         "settings": [_setting(setting, containers) for setting in result.standings],
         "refusals": [
             {
-                **{name: getattr(refusal.setting, name) for name in ("path", "knob", "pod_uid")},
-                **{name: getattr(refusal, name) for name in ("rule", "reason")},
+                "path": refusal.setting.path,
+                "knob": refusal.setting.knob,
                 "value": _plain(refusal.setting.value),
+                "pod_uid": refusal.setting.pod_uid,
+                "rule": refusal.rule,
+                "reason": refusal.reason,
             }
             for refusal in result.desired.refusals
         ],
