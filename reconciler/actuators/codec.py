@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError, errno_name
 from reconciler.runtime.stints import in_worker
-from state.entry import LedgerEntry, RestoreOutcome, RestoreResult
+from state.entry import LedgerEntry, OriginalSource, RestoreOutcome, RestoreResult
 from state.ledger import Ledger
 
 S = TypeVar("S", bound=Struct)
@@ -34,6 +34,36 @@ class RowCodec(Struct, Generic[S], frozen=True, kw_only=True):
     load: Callable[[Iterable[LedgerEntry]], S]
     dump: Callable[[S], Iterable[LedgerEntry]]
     differing: Callable[[S, S], tuple[S, S]] | None = None
+
+
+def row_of(
+    kind: str,
+    path: str,
+    file: str,
+    *,
+    knob: str,
+    policy: str,
+    original: str | None,
+    ours: Iterable[str] = (),
+    inode: int = 0,
+    pod_uid: str | None = None,
+) -> LedgerEntry:
+    """The row of one value. ``ours``: as in `LedgerEntry`; the newest is the wanted one."""
+    texts = tuple(ours)
+    return LedgerEntry(
+        kind=kind,
+        controller="",
+        path=path,
+        file=file,
+        knob=knob,
+        inode=inode,
+        original=original,
+        origin=OriginalSource.UNKNOWN if original is None else OriginalSource.READ,
+        ours=texts,
+        wanted=texts[-1] if texts else None,
+        pod_uid=pod_uid,
+        policy=policy,
+    )
 
 
 def read_rows(ledger: Ledger, codec: RowCodec[S]) -> S:

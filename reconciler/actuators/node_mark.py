@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, final
 import msgspec
 import trio
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import SourceError, StoreError
@@ -32,7 +33,7 @@ from reconciler.actuators.base import (
     PeriodicWorker,
     PlanSnapshot,
 )
-from reconciler.actuators.codec import LedgerState, RowCodec, read_rows, write_rows
+from reconciler.actuators.codec import LedgerState, RowCodec, read_rows, row_of, write_rows
 from reconciler.actuators.holds import holding
 from reconciler.clients.node_object import (
     NodeAbsentError,
@@ -112,18 +113,8 @@ def _load(rows: Iterable[LedgerEntry]) -> MarkRows:
 
 def _dump(state: MarkRows) -> Iterable[LedgerEntry]:
     for field, row in sorted(state.rows.items()):
-        yield LedgerEntry(
-            kind=NODE_OBJECT,
-            controller="",
-            path=row.path,
-            file=field,
-            knob=NODE_MARK,
-            original=_ABSENT,
-            ours=row.ours,
-            wanted=row.ours[-1] if row.ours else None,
-            policy=NAME,
-            reason=row.reason,
-        )
+        made = row_of(NODE_OBJECT, row.path, field, knob=NODE_MARK, policy=NAME, original=_ABSENT, ours=row.ours)
+        yield replace(made, reason=row.reason)
 
 
 CODEC: Final = RowCodec(kind=NODE_OBJECT, load=_load, dump=_dump)

@@ -22,7 +22,7 @@ their own. BE's packets are limited at a point where they can be classified:
 
 from typing import Annotated, ClassVar, Final
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, convert
 from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig, setting_of, unsupported_reason
@@ -111,16 +111,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     if missing is not None and not config.pods:
         return replace(plan, reasons={**plan.reasons, NAME: missing})
     wish = NetworkRequest(
-        interfaces=tuple(
-            InterfaceRequest(
-                name=rule.name,
-                link_mbit=rule.link_mbit,
-                floor_percent=rule.floor_percent,
-                ceiling_percent=rule.ceiling_percent,
-                waterline_percent=rule.waterline_percent,
-            )
-            for rule in config.interfaces
-        ),
+        interfaces=tuple(convert(rule, InterfaceRequest, from_attributes=True) for rule in config.interfaces),
         interval_s=config.interval_s,
         dry_run=config.dry_run,
         classes=missing is None,

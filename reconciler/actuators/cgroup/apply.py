@@ -235,13 +235,7 @@ class CgroupActuator:
         entries = [self._entry(write) for write in writes]
         for entry, item in zip(entries, writes, strict=True):
             entry.seen, entry.writer, entry.written_at = item.actual, US, time.time()
-        try:
-            await in_worker(self._ledger.adopt, entries, limiter=self._store_lane)
-        except StoreError as exc:
-            _LOG.warning("cannot record the values in force before the store was lost", error=str(exc))
-            return
-        for path in {write.key[1] for write in writes}:
-            self._follower.follow(path)
+        await self._adopted(writes, entries, "cannot record the values in force before the store was lost")
 
     async def take_over(self, writes: Sequence[FileWrite]) -> bool:
         """Record values of an earlier run that no store has, each with the value without bypassd as its original.
@@ -260,10 +254,14 @@ class CgroupActuator:
             )
             for write in writes
         ]
+        return await self._adopted(writes, entries, "cannot record the values of an earlier run")
+
+    async def _adopted(self, writes: Sequence[FileWrite], entries: Sequence[LedgerEntry], failure: str) -> bool:
+        """Whether these entries are durable; then their groups are followed."""
         try:
             await in_worker(self._ledger.adopt, entries, limiter=self._store_lane)
         except StoreError as exc:
-            _LOG.warning("cannot record the values of an earlier run", error=str(exc))
+            _LOG.warning(failure, error=str(exc))
             return False
         for path in {write.key[1] for write in writes}:
             self._follower.follow(path)

@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple, final
 
 import trio
+from msgspec.structs import replace
 
 from cgroupfs.codecs import Version
 from cgroupfs.cpuset import CpuSet
@@ -422,15 +423,7 @@ class InnerGroups:
         made = (
             Setting(path=write.key[1], knob=write.knob.name, value=value, policy="", reason="no longer wanted")
             if setting is None
-            else Setting(
-                path=setting.path,
-                knob=setting.knob,
-                value=value,
-                policy=setting.policy,
-                reason=setting.reason,
-                pod_uid=setting.pod_uid,
-                container_id=setting.container_id,
-            )
+            else replace(setting, value=value)
         )
         action = FileAction.CHANGE if write.action is FileAction.RELEASE else write.action
         return write._replace(setting=made, text=str(value), action=action, part=True)

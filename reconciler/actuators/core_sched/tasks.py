@@ -18,9 +18,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cgroupfs.files import REAL, FileOps
-from reconciler.actuators.codec import RowCodec, undo_rows
+from reconciler.actuators.codec import RowCodec, row_of, undo_rows
 from reconciler.actuators.core_sched.prctl import CookieCarrier, Prctl, unable
 from reconciler.runtime.format import plural
 from state.cpu import CORE_COOKIE, CORE_SCHED
@@ -144,17 +145,8 @@ def _load(rows: Iterable[LedgerEntry]) -> CookieState:
 def _dump(state: CookieState) -> Iterable[LedgerEntry]:
     for cookie, group in state.ours.items():
         name = f"{cookie:#x}"
-        yield LedgerEntry(
-            kind=COOKIE,
-            controller="",
-            path=name,
-            file=FILE,
-            knob=CORE_COOKIE,
-            original=_NONE,
-            ours=(name,),
-            wanted=group,
-            policy=CORE_SCHED,
-        )
+        row = row_of(COOKIE, name, FILE, knob=CORE_COOKIE, policy=CORE_SCHED, original=_NONE, ours=(name,))
+        yield replace(row, wanted=group)
 
 
 CODEC: Final = RowCodec(kind=COOKIE, load=_load, dump=_dump)

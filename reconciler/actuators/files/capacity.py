@@ -31,7 +31,7 @@ from reconciler.actuators.base import (
     PeriodicWorker,
     PlanSnapshot,
 )
-from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows
+from reconciler.actuators.codec import LedgerState, RowCodec, row_of, undo_rows
 from reconciler.actuators.holds import holding
 from reconciler.runtime.notefile import EMPTY_DIRS, NoteFile, is_name
 from reconciler.runtime.stints import in_worker
@@ -89,15 +89,12 @@ def _load(rows: Iterable[LedgerEntry]) -> CapacityRows:
 
 def _dump(state: CapacityRows) -> Iterable[LedgerEntry]:
     for place in sorted(state.places):
-        yield LedgerEntry(
-            kind=CAPACITY,
-            controller="",
-            path=place.directory,
-            file=place.file,
+        yield row_of(
+            *(CAPACITY, place.directory, place.file),
             knob=CAPACITY,
+            policy=CapacityFiles.name,
             original=_ABSENT,
             pod_uid=place.uid,
-            policy=CapacityFiles.name,
         )
 
 

@@ -35,7 +35,7 @@ from reconciler.actuators.base import (
     PeriodicWorker,
     PlanSnapshot,
 )
-from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows, undo_values
+from reconciler.actuators.codec import LedgerState, RowCodec, row_of, undo_rows, undo_values
 from reconciler.actuators.holds import holding
 from reconciler.runtime.format import plural
 from state.cpu import INTERRUPTS, InterruptPlan
@@ -83,17 +83,8 @@ def _load(rows: Iterable[LedgerEntry]) -> InterruptRows:
 
 
 def _row(number: int, place: MovedInterrupt) -> LedgerEntry:
-    return LedgerEntry(
-        kind=INTERRUPT,
-        controller="",
-        path=f"{number} {place.device}",
-        file=FILE,
-        knob=INTERRUPTS,
-        original=place.original,
-        ours=place.ours,
-        wanted=place.ours[-1] if place.ours else None,
-        policy=NAME,
-    )
+    path = f"{number} {place.device}"
+    return row_of(INTERRUPT, path, FILE, knob=INTERRUPTS, policy=NAME, original=place.original, ours=place.ours)
 
 
 def _dump(state: InterruptRows) -> Iterable[LedgerEntry]:
@@ -232,16 +223,13 @@ class InterruptPlaces(PeriodicActuator):
     def problems(self) -> Sequence[str]:
         """The interrupts that another program places, or that a write did not move."""
         found = [self._failure] if self._failure else []
-        if self._foreign:
-            number, cpus = min(self._foreign.items())
-            count = plural(len(self._foreign), "interrupt")
-            found.append(f"{count} placed by another program (irqbalance?), such as {number} on CPU {cpus}; unchanged")
-        if self._refused:
-            number, why = min(self._refused.items())
-            found.append(f"{plural(len(self._refused), 'interrupt')} not moved, such as {number}: {why}")
-        if self._kept:
-            number, why = min(self._kept.items())
-            found.append(f"{plural(len(self._kept), 'interrupt')} not given back, such as {number}: {why}")
+        for items, text in (
+            (self._foreign, "placed by another program (irqbalance?), such as {} on CPU {}; unchanged"),
+            (self._refused, "not moved, such as {}: {}"),
+            (self._kept, "not given back, such as {}: {}"),
+        ):
+            if items:
+                found.append(f"{plural(len(items), 'interrupt')} {text.format(*min(items.items()))}")
         return found
 
     async def _sweep(self, situation: PlanSnapshot) -> None:

@@ -28,7 +28,7 @@ from reconciler.actuators.base import (
     PlanSnapshot,
 )
 from reconciler.actuators.cgroup.status import SettingStatus
-from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows, undo_values
+from reconciler.actuators.codec import LedgerState, RowCodec, row_of, undo_rows, undo_values
 from reconciler.actuators.file_catalog import FILES
 from reconciler.actuators.holds import holding
 from state.entry import LedgerEntry, RestoreResult
@@ -78,18 +78,8 @@ def _codec(kind: str) -> RowCodec[FileRows]:
 
 
 def _row(kind: str, name: str, value: NodeFileState) -> LedgerEntry:
-    ours = tuple(map(str, value.ours))
-    return LedgerEntry(
-        kind=kind,
-        controller="",
-        path=MACHINE,
-        file=name,
-        knob=name,
-        original=str(value.original),
-        ours=ours,
-        wanted=ours[-1] if ours else None,
-        policy=value.policy,
-    )
+    ours = map(str, value.ours)
+    return row_of(kind, MACHINE, name, knob=name, policy=value.policy, original=str(value.original), ours=ours)
 
 
 CODECS: Final = {kind: _codec(kind) for kind in (SYSCTL, FILE)}

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from cgroupfs.bounded import digits
 from cgroupfs.errors import SourceError
 from reconciler.actuators.base import PeriodicWorker
-from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows
+from reconciler.actuators.codec import LedgerState, RowCodec, row_of, undo_rows
 from reconciler.actuators.network.netlink import NAME, Link, link_mbit
 from reconciler.actuators.network.tc import FILE, ClassRates, Tc, TreeCounters
 from reconciler.actuators.network.tc_pods import PodTc
-from state.entry import LedgerEntry, OriginalSource, RestoreOutcome, RestoreResult
+from state.entry import LedgerEntry, RestoreOutcome, RestoreResult
 from state.kinds import NETWORK
 from state.ledger import Ledger
 from state.network import Direction
@@ -106,18 +106,7 @@ def _dump(state: NetworkState) -> Iterable[LedgerEntry]:
 
 
 def _row(name: str, field: str, original: str | None, ours: str) -> LedgerEntry:
-    return LedgerEntry(
-        kind=NETWORK,
-        controller="",
-        path=name,
-        file=field,
-        knob=f"network.{field}",
-        original=original,
-        origin=OriginalSource.UNKNOWN if original is None else OriginalSource.READ,
-        ours=(ours,),
-        wanted=ours,
-        policy=NAME,
-    )
+    return row_of(NETWORK, name, field, knob=f"network.{field}", policy=NAME, original=original, ours=(ours,))
 
 
 CODEC: Final = RowCodec(kind=NETWORK, load=_load, dump=_dump)

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from cgroupfs.bounded import whole
-from reconciler.actuators.codec import RowCodec
+from reconciler.actuators.codec import RowCodec, row_of
 from state.entry import LedgerEntry
 from state.plan import NodePlan, ProcessValuePlan
 
@@ -110,20 +110,15 @@ def _dump(kind: ProcessValueKind, state: ContainerRecords) -> Iterable[LedgerEnt
             kind.file: record.original,
             **{f"{kind.of_member}{member}": value for member, value in record.odd.items()},
         }
-        ours = tuple(map(kind.text, record.ours))
         for field, original in originals.items():
-            yield LedgerEntry(
-                kind=kind.ledger,
-                controller="",
-                path=path,
-                file=field,
+            yield row_of(
+                *(kind.ledger, path, field),
                 knob=kind.knob,
-                inode=record.inode,
-                original=kind.text(original),
-                ours=ours,
-                wanted=ours[-1] if ours else None,
-                pod_uid=record.pod_uid or None,
                 policy=kind.policy,
+                original=kind.text(original),
+                ours=map(kind.text, record.ours),
+                inode=record.inode,
+                pod_uid=record.pod_uid or None,
             )
 
 

@@ -17,7 +17,7 @@ from cgroupfs.errors import AgentError, CgroupGoneError, InputError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import QosClass, detect_layout
-from reconciler.actuators.codec import RowCodec, undo_rows
+from reconciler.actuators.codec import RowCodec, row_of, undo_rows
 from reconciler.runtime.format import plural
 from resctrl.capability import Capability, ResctrlStatus, read_capability
 from resctrl.files import REAL as REAL_GROUPS
@@ -84,17 +84,7 @@ def _dump(state: ResctrlState) -> Iterable[LedgerEntry]:
 
 
 def _row(path: str, field: str, original: str, ours: tuple[str, ...]) -> LedgerEntry:
-    return LedgerEntry(
-        kind=RESCTRL,
-        controller="",
-        path=path,
-        file=field,
-        knob=f"resctrl.{field}",
-        original=original,
-        ours=ours,
-        wanted=ours[-1] if ours else None,
-        policy=POLICY,
-    )
+    return row_of(RESCTRL, path, field, knob=f"resctrl.{field}", policy=POLICY, original=original, ours=ours)
 
 
 def _text(values: Values) -> str:
