@@ -29,16 +29,20 @@ def test_the_buffer_is_the_larger_setting_and_at_most_half_of_the_set(top: int, 
     assert buffer_milli(top, CONFIG) == buffer
 
 
-def test_a_shortage_is_taken_from_what_be_uses_at_once() -> None:
-    assert step(IdleState(ceiling_milli=5000), sample(300, 4000), 1.0, CONFIG) == IdleState(ceiling_milli=3500)
-
-
-def test_without_be_use_it_is_taken_from_the_allowance() -> None:
-    assert step(IdleState(ceiling_milli=5000), sample(300), 1.0, CONFIG).ceiling_milli == 4500
-
-
-def test_a_burst_that_fills_the_set_ends_be_in_one_look() -> None:
-    assert step(IdleState(ceiling_milli=5000), sample(0, 500), 1.0, CONFIG).ceiling_milli == 0
+@pytest.mark.parametrize(
+    ("ceiling", "idle", "used", "after"),
+    [
+        pytest.param(5000, 300, 4000, 3500, id="a shortage is taken from what BE uses, at once"),
+        pytest.param(5000, 300, None, 4500, id="without BE's use from the allowance"),
+        pytest.param(5000, 0, 500, 0, id="a burst that fills the set ends BE in one look"),
+        pytest.param(1000, 900, None, 1000, id="without room for a step the calm begins anew"),
+        pytest.param(1000, None, None, 1000, id="unknown never raises"),
+        pytest.param(1000, 0, None, 200, id="nor does an empty one"),
+    ],
+)
+def test_one_look(ceiling: int, idle: int | None, used: int | None, after: int) -> None:
+    calm = IdleState(ceiling_milli=ceiling, calm_since=0.0)
+    assert step(calm, sample(idle, used), 99.0, CONFIG) == IdleState(ceiling_milli=after)
 
 
 def test_it_comes_back_by_one_step_after_each_calm_while() -> None:
@@ -47,17 +51,6 @@ def test_it_comes_back_by_one_step_after_each_calm_while() -> None:
         state = step(state, sample(4000), look / 10, CONFIG)
         log.append(state.ceiling_milli)
     assert (log[0], log[9], log[10], log[20], log[30]) == (1000, 1000, 1800, 2600, 3400)
-
-
-def test_a_look_without_room_starts_the_calm_anew() -> None:
-    calm = IdleState(ceiling_milli=1000, calm_since=0.0)
-    assert step(calm, sample(900), 5.0, CONFIG) == IdleState(ceiling_milli=1000)
-    assert step(calm, sample(1600), 5.0, CONFIG).ceiling_milli == 1800
-
-
-@pytest.mark.parametrize("idle", [None, 0])
-def test_an_unknown_or_empty_look_never_raises(idle: int | None) -> None:
-    assert step(IdleState(ceiling_milli=1000, calm_since=0.0), sample(idle), 99.0, CONFIG).ceiling_milli <= 1000
 
 
 def test_the_first_state_is_what_is_in_force() -> None:

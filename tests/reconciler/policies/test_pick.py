@@ -16,57 +16,34 @@ FLAT = uniform(cores=8, threads=1)
 HYBRID = replace(SMT, cpus=tuple(replace(cpu, kind=CpuKind.EFFICIENCY) if cpu.core < 2 else cpu for cpu in SMT.cpus))
 
 
-def test_from_nothing_whole_cores_from_the_highest_are_taken() -> None:
-    assert choose_cpus(4, cpus("0-7"), EMPTY, EMPTY, SMT) == cpus("2-3,6-7")
-
-
-def test_an_odd_count_takes_half_of_one_core_only() -> None:
-    assert choose_cpus(3, cpus("0-7"), EMPTY, EMPTY, SMT) == cpus("3,6-7")
-
-
-def test_what_is_held_stays_held() -> None:
-    assert choose_cpus(3, cpus("0-7"), cpus("0-1"), EMPTY, FLAT) == cpus("0-1,7")
-    assert choose_cpus(2, cpus("0-7"), cpus("0,2,4"), EMPTY, FLAT) == cpus("2,4")
-
-
-def test_growing_completes_a_core_before_it_begins_another() -> None:
-    assert choose_cpus(2, cpus("0-7"), cpus("1"), EMPTY, SMT) == cpus("1,5")
-
-
-def test_shrinking_gives_back_a_lone_thread_before_it_breaks_a_core() -> None:
-    assert choose_cpus(2, cpus("0-7"), cpus("2,6,3"), EMPTY, SMT) == cpus("2,6")
-
-
-def test_siblings_of_taken_cpus_are_given_last() -> None:
-    assert choose_cpus(5, cpus("1-7"), EMPTY, cpus("0"), SMT) == cpus("2-3,5-7")
-    assert choose_cpus(7, cpus("1-7"), EMPTY, cpus("0"), SMT) == cpus("1-7")
-
-
-def test_a_held_cpu_is_exchanged_when_its_sibling_becomes_dedicated() -> None:
-    assert choose_cpus(1, cpus("0-2,4-7"), cpus("7"), cpus("3"), SMT) == cpus("6")
+@pytest.mark.parametrize(
+    ("topology", "count", "candidates", "held", "taken", "expected"),
+    [
+        pytest.param(SMT, 4, "0-7", "", "", "2-3,6-7", id="from nothing whole cores from the highest"),
+        pytest.param(SMT, 3, "0-7", "", "", "3,6-7", id="an odd count takes half of one core only"),
+        pytest.param(FLAT, 3, "0-7", "0-1", "", "0-1,7", id="what is held stays held"),
+        pytest.param(FLAT, 2, "0-7", "0,2,4", "", "2,4", id="and the rest of it is given back"),
+        pytest.param(SMT, 2, "0-7", "1", "", "1,5", id="growing completes a core before it begins another"),
+        pytest.param(SMT, 2, "0-7", "2,6,3", "", "2,6", id="a lone thread is given back before a core is broken"),
+        pytest.param(SMT, 5, "1-7", "", "0", "2-3,5-7", id="siblings of taken CPUs are last"),
+        pytest.param(SMT, 7, "1-7", "", "0", "1-7", id="and taken where there is no other"),
+        pytest.param(SMT, 1, "0-2,4-7", "7", "3", "6", id="exchanged when its sibling becomes dedicated"),
+        pytest.param(FLAT, 9, "1,3", "5", "2", "1,3", id="fewer candidates than requested are all taken"),
+        pytest.param(HYBRID, 2, "0-7", "", "", "1,5", id="efficiency cores are first"),
+        pytest.param(HYBRID, 5, "0-7", "", "", "0-1,4-5,7", id="and then the others"),
+        pytest.param(HYBRID, 3, "0-7", "2,6", "", "2,5-6", id="nobody moves for them"),
+        pytest.param(HYBRID, 2, "0-7", "1-2,5-6", "", "1,5", id="they are given back last"),
+        pytest.param(HYBRID, 3, "0-7", "1-2,5-6", "", "1,5-6", id="in part"),
+    ],
+)
+def test_which_cpus_are_chosen(
+    topology: Topology, count: int, candidates: str, held: str, taken: str, expected: str
+) -> None:
+    assert choose_cpus(count, cpus(candidates), cpus(held), cpus(taken), topology) == cpus(expected)
 
 
 def test_neighbours_are_the_threads_of_taken_cores() -> None:
     assert neighbours(cpus("4-7"), cpus("1,3"), SMT) == cpus("5,7")
-
-
-def test_fewer_candidates_than_asked_for_are_all_taken() -> None:
-    assert choose_cpus(9, cpus("1,3"), cpus("5"), cpus("2"), FLAT) == cpus("1,3")
-
-
-@pytest.mark.parametrize(
-    ("count", "held", "expected"),
-    [
-        (2, "", "1,5"),
-        (5, "", "0-1,4-5,7"),
-        (3, "2,6", "2,5-6"),
-        (2, "1-2,5-6", "1,5"),
-        (3, "1-2,5-6", "1,5-6"),
-    ],
-    ids=["taken first", "and then the others", "nobody moves for them", "given back last", "in part"],
-)
-def test_efficiency_cores_are_taken_first_and_given_back_last(count: int, held: str, expected: str) -> None:
-    assert choose_cpus(count, cpus("0-7"), cpus(held), EMPTY, HYBRID) == cpus(expected)
 
 
 def test_a_chains_order_of_preference_is_followed() -> None:

@@ -39,15 +39,18 @@ def refused(view: NodeView, item: Pod | None, *settings: Setting) -> list[str]:
     return [refusal.rule for refusal in judge(view, item, *settings)]
 
 
-def judge(view: NodeView, instance: Pod | None, *settings: Setting) -> list[Refusal]:
-    scene = RefusalContext(
+def context(view: NodeView, item: Pod | None, *settings: Setting) -> RefusalContext:
+    return RefusalContext(
         view=view,
         pools=plan_pools(view, None, CONFIG),
         wanted={setting.key: setting for setting in settings},
-        pod=instance,
-        containers={item.group.path: item for item in instance.containers} if instance is not None else {},
+        pod=item,
+        containers={inner.group.path: inner for inner in item.containers} if item is not None else {},
     )
-    allowed, refusals = check(scene)
+
+
+def judge(view: NodeView, item: Pod | None, *settings: Setting) -> list[Refusal]:
+    allowed, refusals = check(context(view, item, *settings))
     assert allowed.keys() | {refusal.setting.key for refusal in refusals} == {setting.key for setting in settings}
     return refusals
 
@@ -222,14 +225,7 @@ def test_on_v1_a_cpu_set_outside_the_pods_is_refused_where_that_is_known() -> No
 
 def possible(view: NodeView, item: Pod, *settings: Setting) -> dict[str, str]:
     """The CPU sets that may be written, by group."""
-    scene = RefusalContext(
-        view=view,
-        pools=plan_pools(view, None, CONFIG),
-        wanted={setting.key: setting for setting in settings},
-        pod=item,
-        containers={inner.group.path: inner for inner in item.containers},
-    )
-    return {path: str(setting.value) for (path, _), setting in check(scene)[0].items()}
+    return {path: str(setting.value) for (path, _), setting in check(context(view, item, *settings))[0].items()}
 
 
 def test_of_a_set_that_the_pod_has_in_part_the_part_is_written_and_the_rest_is_said() -> None:

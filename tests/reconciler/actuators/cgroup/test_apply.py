@@ -53,19 +53,18 @@ async def test_a_second_look_at_a_node_that_is_right_writes_nothing(acting: Acti
     assert {acting.stood(GROUP, knob) for knob in WANTED} == {"in place"}
 
 
-async def test_observe_mode_says_what_it_would_write_and_touches_nothing(acting: Acting) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [WriteSettings(enforce=False), WriteSettings(dry_policies=frozenset({"reclaimed"}))],
+    ids=["observe mode", "a policy that only practises"],
+)
+async def test_what_would_be_written_is_said_and_nothing_is_touched(acting: Acting, given: WriteSettings) -> None:
     before = snapshot(acting.kernel, acting.hierarchy)
-    acting.mode.set_enforce(enforce=False)
+    acting.mode.use(given)
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
     assert {acting.stood(GROUP, knob) for knob in WANTED} == {"would write"}
     assert snapshot(acting.kernel, acting.hierarchy) == before
-    assert len(acting.ledger) == 0
-
-
-async def test_a_policy_that_only_practises_is_told_apart_from_the_others(acting: Acting) -> None:
-    acting.mode.use(WriteSettings(dry_policies=frozenset({"reclaimed"})))
-    await acting.actuator.apply([acting.target(GROUP, WANTED)])
-    assert acting.files.count == 0
+    assert (len(acting.ledger), acting.files.count) == (0, 0)
 
 
 async def test_what_is_no_longer_wanted_gets_its_old_value_back(acting: Acting) -> None:
@@ -106,9 +105,10 @@ async def test_a_value_that_was_never_written_is_not_ours(acting: Acting) -> Non
     assert (done.undo, acting.read(GROUP, "cpu.weight")) == (RestoreOutcome.FOREIGN, "300")
 
 
-async def test_a_foreign_value_is_corrected_then_waited_for_then_left(acting: Acting) -> None:
+@pytest.mark.parametrize("ours", [3, 2], ids=["written", "in place before"])
+async def test_a_foreign_value_is_corrected_then_waited_for_then_left(acting: Acting, ours: int) -> None:
     acting.names.writer = ("other", "tuned (pid 7)")
-    target = acting.target(GROUP, {"cpu.weight": 3})
+    target = acting.target(GROUP, {"cpu.weight": ours})
     await acting.actuator.apply([target])
     states = []
     for text in ("100", "200", "300"):
@@ -116,7 +116,7 @@ async def test_a_foreign_value_is_corrected_then_waited_for_then_left(acting: Ac
         await acting.actuator.apply([target])
         states.append((acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")))
         acting.judge.foreign_writes._rules._files[GROUP, "cpu.weight"].until = 0.0
-    assert states == [("written", "3"), ("waiting", "200"), ("yielded", "300")]
+    assert states == [("written", str(ours)), ("waiting", "200"), ("yielded", "300")]
     assert [kind for kind, _ in acting.alerts] == ["yield"]
     assert "changed 3 times in" in acting.alerts[0][1]
     assert acting.judge.foreign_writes.writes == {"other": 3}
@@ -187,21 +187,6 @@ async def test_a_persons_first_change_of_a_value_that_was_in_place_is_a_hold_too
     entry = acting.ledger.get(("cpu", GROUP, "cpu.shares"))
     assert entry is not None
     assert (entry.original, entry.writer) == ("600", "us")
-
-
-async def test_another_programs_change_of_a_value_that_was_in_place_is_counted_and_waited_for(acting: Acting) -> None:
-    acting.names.writer = ("other", "tuned (pid 7)")
-    ours = acting.read(GROUP, "cpu.weight")
-    target = acting.target(GROUP, {"cpu.weight": int(ours)})
-    await acting.actuator.apply([target])
-    states = []
-    for text in ("100", "200", "300"):
-        acting.write(GROUP, "cpu.weight", text)
-        await acting.actuator.apply([target])
-        states.append((acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")))
-        acting.judge.foreign_writes._rules._files[GROUP, "cpu.weight"].until = 0.0
-    assert states == [("written", ours), ("waiting", "200"), ("yielded", "300")]
-    assert acting.judge.foreign_writes.writes == {"other": 3}
 
 
 @pytest.mark.parametrize("change", ["wanted", "not wanted", "creating", "observed"])
@@ -493,28 +478,20 @@ async def test_each_update_of_the_runtime_is_waited_for_anew(acting: Acting) -> 
             acting.judge.foreign_writes._updating[place] -= 1.0
 
 
-@pytest.mark.parametrize("writer", [("unknown", ""), None])
-async def test_a_writer_that_nobody_knows_may_be_the_runtime(acting: Acting, writer: tuple[str, str] | None) -> None:
+@pytest.mark.parametrize("writer", [("unknown", ""), None, ("runtime", "crun (pid 5)")])
+async def test_a_writer_that_may_be_a_runtime_without_a_signal_is_waited_for_a_moment_only(
+    acting: Acting, writer: tuple[str, str] | None
+) -> None:
     acting.names.writer = writer
     target = acting.target(GROUP, {"cpu.weight": 3})
     await acting.actuator.apply([target])
     acting.write(GROUP, "cpu.weight", "256")
     await acting.actuator.apply([target])
     assert (acting.read(GROUP, "cpu.weight"), acting.stood(GROUP, "cpu.weight")) == ("256", "waiting")
-    acting.judge.foreign_writes._updating[GROUP, "cpu.weight"] -= 1.0
-    await acting.actuator.apply([target])
-    assert acting.read(GROUP, "cpu.weight") == "3"
-
-
-async def test_a_runtime_that_never_signals_is_waited_for_a_moment_only(acting: Acting) -> None:
-    acting.names.writer = ("runtime", "crun (pid 5)")
-    target = acting.target(GROUP, {"cpu.weight": 3})
-    await acting.actuator.apply([target])
-    acting.write(GROUP, "cpu.weight", "256")
-    await acting.actuator.apply([target])
-    due = acting.judge.next_check()
-    assert due is not None
-    assert acting.judge.due(due) == {UID}
+    until = acting.judge.next_check()
+    assert until is not None
+    assert acting.judge.due(until - 0.2) == set(), "no look follows on the other meanwhile"
+    assert acting.judge.due(until) == {UID}
     acting.judge.foreign_writes._updating[GROUP, "cpu.weight"] -= 1.0
     await acting.actuator.apply([target])
     assert acting.read(GROUP, "cpu.weight") == "3"
@@ -549,19 +526,6 @@ async def test_a_parent_that_was_seen_too_early_does_not_bar_its_children(acting
     wider = acting.target(GROUP, {**WANTED, "cpu.set": CpuSet.parse("0-1")})
     await acting.actuator.apply([wider])
     assert (acting.stood(GROUP, "cpu.set"), acting.read(GROUP, "cpu.set")) == ("written", "0-1")
-
-
-async def test_while_the_runtime_is_at_a_file_no_look_follows_on_the_other(acting: Acting) -> None:
-    acting.names.writer = ("runtime", "runc (pid 5)")
-    target = acting.target(GROUP, {"cpu.weight": 3})
-    await acting.actuator.apply([target])
-    acting.write(GROUP, "cpu.weight", "256")
-    await acting.actuator.apply([target])
-    assert acting.stood(GROUP, "cpu.weight") == "waiting"
-    until = acting.judge.next_check()
-    assert until is not None
-    assert acting.judge.due(until - 0.2) == set()
-    assert acting.judge.due(until) == {UID}
 
 
 @pytest.mark.parametrize(

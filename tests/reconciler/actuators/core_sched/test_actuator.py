@@ -272,34 +272,29 @@ async def test_without_the_policy_all_is_taken_back_and_then_nothing_is_looked_a
 
 
 @pytest.mark.parametrize(
-    ("more", "state"),
+    ("dry_run", "more", "state"),
     [
-        pytest.param({"enforce": False}, "would write", id="observe"),
-        pytest.param({"holds": {"pod:batch": Hold(target="pod:batch", reason="r", by="b")}}, "held", id="pod held"),
-        pytest.param({"holds": {f"knob:{CORE_COOKIE}": Hold(target="k", reason="r", by="b")}}, "held", id="knob held"),
-        pytest.param({"holds": {"node": Hold(target="node", reason="r", by="b")}}, "held", id="node held"),
+        pytest.param(False, {"enforce": False}, "would write", id="observe"),
+        pytest.param(True, {}, "would write", id="dry run"),
+        pytest.param(False, {"holds": {"pod:batch": Hold(target="pod:batch", reason="r", by="b")}}, "held", id="pod"),
+        pytest.param(
+            False, {"holds": {f"knob:{CORE_COOKIE}": Hold(target="k", reason="r", by="b")}}, "held", id="knob"
+        ),
+        pytest.param(False, {"holds": {"node": Hold(target="node", reason="r", by="b")}}, "held", id="node"),
     ],
 )
-async def test_what_may_not_be_done_is_only_told(world: World, more: dict[str, Any], state: str) -> None:
+async def test_what_may_not_be_done_is_only_told(world: World, dry_run: bool, more: dict[str, Any], state: str) -> None:
+    world.config = CoreSchedConfig(enabled=True, dry_run=dry_run)
     world.run(BATCH)
     await world.look(BATCH, **more)
-    assert world.one(BATCH) == 0
-    assert world.state(BATCH) == state
+    assert (world.one(BATCH), world.state(BATCH)) == (0, state)
     assert not world.side.status()["cookies"]
+    world.config = CoreSchedConfig(enabled=True)
     await world.look(BATCH)
     cookie = world.one(BATCH)
     world.config = CoreSchedConfig()
     await world.look(BATCH, **more)
-    assert world.one(BATCH) == cookie
-
-
-async def test_a_dry_run_writes_nothing(world: World) -> None:
-    world.config = CoreSchedConfig(enabled=True, dry_run=True)
-    world.run(BATCH)
-    await world.look(BATCH)
-    assert (world.one(BATCH), world.state(BATCH)) == (0, "would write")
-    world.config = CoreSchedConfig()
-    await world.look(BATCH)
+    assert world.one(BATCH) == (0 if dry_run else cookie)
     assert world.side.standings == {}
 
 

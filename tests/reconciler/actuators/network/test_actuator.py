@@ -1,6 +1,7 @@
 """The tree on an interface, round by round, on a traffic control in memory; and what a kill at any step leaves."""
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -137,9 +138,16 @@ class Running:
         await self.network._round(now)
 
 
-async def test_the_ceiling_follows_what_online_work_uses(tmp_path: Path) -> None:
-    tc = FakeTc(eth0="mq")
-    running = Running(tc, tmp_path)
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    """On one interface with the kernel's default."""
+    made = Running(FakeTc(eth0="mq"), tmp_path)
+    yield made
+    made.store.close()
+
+
+async def test_the_ceiling_follows_what_online_work_uses(running: Running) -> None:
+    tc = running.tc
     now = situation("eth0")
     await running.round(now)
     assert tc.roots["eth0"].complete
@@ -175,13 +183,11 @@ async def test_the_ceiling_follows_what_online_work_uses(tmp_path: Path) -> None
     assert tc.roots["eth0"] == RootQdisc(index=2, kind="mq", handle=0)
     assert roots(running.store) == {}
     assert running.network.problems() == []
-    running.store.close()
 
 
-async def test_rates_that_another_program_has_set_are_set_again(tmp_path: Path) -> None:
+async def test_rates_that_another_program_has_set_are_set_again(running: Running) -> None:
     """Its record says what BE may send; the kernel's classes decide."""
-    tc = FakeTc(eth0="mq")
-    running = Running(tc, tmp_path)
+    tc = running.tc
     now = situation("eth0")
     for _ in range(13):
         await running.round(now)
@@ -191,7 +197,6 @@ async def test_rates_that_another_program_has_set_are_set_again(tmp_path: Path) 
     tc.rates[2] = replace(ours, ceiling=100 * MBIT)
     await running.round(now)
     assert tc.rates[2] == ours
-    running.store.close()
 
 
 @pytest.mark.parametrize(
@@ -217,18 +222,15 @@ async def test_what_is_not_ours_to_change_is_left_alone(tmp_path: Path, now: Pla
     running.store.close()
 
 
-async def test_an_interface_without_a_speed_needs_one_in_the_configuration(tmp_path: Path) -> None:
-    running = Running(FakeTc(eth0="mq"), tmp_path)
+async def test_an_interface_without_a_speed_needs_one_in_the_configuration(running: Running) -> None:
     wish = NetworkRequest(interfaces=(InterfaceRequest(name="eth0"),))
     now = situation("eth0")
     await running.round(replace(now, plan=replace(now.plan, network=wish)))
     assert running.network.problems() == ["eth0: its driver reports no speed; set link_mbit in the configuration"]
-    running.store.close()
 
 
-async def test_a_tree_goes_where_the_links_speed_is_not_known_any_more(tmp_path: Path) -> None:
-    tc = FakeTc(eth0="mq")
-    running = Running(tc, tmp_path)
+async def test_a_tree_goes_where_the_links_speed_is_not_known_any_more(running: Running) -> None:
+    tc = running.tc
     now = situation("eth0")
     untold = replace(now.plan, network=NetworkRequest(interfaces=(InterfaceRequest(name="eth0"),)))
     await running.round(now)
@@ -237,7 +239,6 @@ async def test_a_tree_goes_where_the_links_speed_is_not_known_any_more(tmp_path:
     await running.round(replace(now, plan=untold))
     assert tc.roots["eth0"] == RootQdisc(index=2, kind="mq", handle=0)
     assert roots(running.store) == {}
-    running.store.close()
 
 
 async def test_after_a_kill_at_any_step_restore_gives_the_default_back(tmp_path: Path) -> None:
@@ -294,9 +295,8 @@ async def test_a_tree_that_a_lost_store_does_not_know_is_found_by_its_handle(tmp
     second.store.close()
 
 
-async def test_a_removed_tree_is_put_back_and_an_interface_that_goes_is_told(tmp_path: Path) -> None:
-    tc = FakeTc(eth0="mq")
-    running = Running(tc, tmp_path)
+async def test_a_removed_tree_is_put_back_and_an_interface_that_goes_is_told(running: Running) -> None:
+    tc = running.tc
     now = situation("eth0")
     await running.round(now)
     tc.remove(2)
@@ -307,7 +307,6 @@ async def test_a_removed_tree_is_put_back_and_an_interface_that_goes_is_told(tmp
     assert running.network.problems() == ["eth0: no such interface"]
     done = await running.network.restore()
     assert [result.undo for result in done] == [RestoreOutcome.GONE]
-    running.store.close()
 
 
 def test_a_speed_is_what_the_driver_tells(tmp_path: Path) -> None:
