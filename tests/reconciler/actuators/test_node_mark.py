@@ -3,7 +3,7 @@
 Longer than other modules because every case begins with the same server, node and store, and asks what is on the node.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -68,6 +68,9 @@ class Bench:
         self.lane = trio.CapacityLimiter(1)
         self.store = Store(str(directory / "state.db"), boot="b")
         self.clients: list[NodeClient] = []
+        self.now_s = 0.0
+        self.by_hand = False
+        """Whether the clock is ``now_s``, and not trio's."""
 
     def api(self) -> KubeApi:
         return KubeApi(varied(ApiServer(server=f"http://127.0.0.1:{self.server.port}"), timeout_s=2.0))
@@ -76,8 +79,12 @@ class Bench:
         self.clients.append(NodeClient(self.api(), "n1"))
         return self.clients[-1]
 
-    def marker(self, clock: Callable[[], float] = trio.current_time) -> NodeMarker:
-        return NodeMarker(Ledger(self.store), self.lane, self.client, boot="b", clock=clock)
+    def clock(self) -> float:
+        return self.now_s if self.by_hand else trio.current_time()
+
+    def marker(self, *, by_hand: bool = False) -> NodeMarker:
+        self.by_hand |= by_hand
+        return NodeMarker(Ledger(self.store), self.lane, self.client, boot="b", clock=self.clock)
 
     def is_busy(self, status: int, retry_after: str) -> None:
         """Every answer from now on. ``retry_after``: seconds; "" for an answer without that header."""
@@ -91,11 +98,10 @@ class Bench:
 
     async def next_start(self) -> None:
         """A daemon in observe mode, until no request of the one before can be carried out any more."""
-        at = [0.0]
-        marker = self.marker(lambda: at[0])
+        marker = self.marker(by_hand=True)
         await self.turn(marker, situation(None, enforce=False))
         assert OURS["key"] not in [taint["key"] for taint in self.nodes.taints("n1")]
-        at[0] = LATE_S
+        self.now_s = LATE_S
         await marker.sweep()
 
     def rows(self) -> list[str]:
@@ -434,12 +440,12 @@ async def test_a_node_that_was_renamed_removes_the_mark_from_its_earlier_object(
     bench.nodes.add("n2")
     renamed = NodeClient(bench.api(), "n2")
     bench.clients.append(renamed)
-    at = [LATE_S]
-    marker = NodeMarker(Ledger(bench.store), bench.lane, lambda: renamed, boot="b", clock=lambda: at[0])
+    bench.now_s, bench.by_hand = LATE_S, True
+    marker = NodeMarker(Ledger(bench.store), bench.lane, lambda: renamed, boot="b", clock=bench.clock)
     await bench.turn(marker, situation(closed))
     assert bench.nodes.taints("n1") == [OTHERS]
     assert bench.nodes.taints("n2") == ([OURS] if closed else [])
-    at[0] += 2 * LATE_S
+    bench.now_s += 2 * LATE_S
     await bench.turn(marker, situation(None))
     assert (bench.rows(), bench.nodes.taints("n2")) == ([], [])
 
@@ -492,8 +498,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, *, carried_out: bool = False) -> li
 async def test_a_mark_that_could_not_be_removed_stays_ours_however_many_changes_fail(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, mark: NodeMark, failures: int
 ) -> None:
-    at = [0.0]
-    marker = bench.marker(lambda: at[0])
+    marker = bench.marker(by_hand=True)
     await bench.turn(marker, situation(later(0, mark)))
     with monkeypatch.context() as patch:
         failing(patch)
@@ -502,11 +507,11 @@ async def test_a_mark_that_could_not_be_removed_stays_ours_however_many_changes_
             marker.planned(situation(later(1 + number // 2, mark)))
             await marker.sweep()
             assert status(marker).state is MarkState.FAILED
-            at[0] += 400
+            bench.now_s += 400
     (row,) = read_rows(Ledger(bench.store), CODEC).rows.values()
     assert len(row.ours) <= 8
     await bench.turn(marker, situation(None))
-    at[0] += 400
+    bench.now_s += 400
     await marker.sweep()
     assert bench.nodes.taints("n1") == [OTHERS]
     assert bench.nodes.condition("n1", CLOSED_CONDITION) is None
@@ -542,8 +547,7 @@ async def test_conflicts_in_a_row_over_a_mark_that_was_not_removed_leave_it_ours
 async def test_a_change_that_is_made_after_its_limit_is_undone(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
 ) -> None:
-    at = [0.0]
-    marker = bench.marker(lambda: at[0])
+    marker = bench.marker(by_hand=True)
     with monkeypatch.context() as patch:
         lost = failing(patch)
         await bench.turn(marker, situation(later(0)))
@@ -551,7 +555,7 @@ async def test_a_change_that_is_made_after_its_limit_is_undone(
     # Nothing is there to be removed, but the request may be carried out yet.
     assert bench.rows() == ["NoSchedule"]
     if restarted:
-        marker = bench.marker(lambda: at[0])
+        marker = bench.marker()
         await bench.turn(marker, situation(None))
     ((path, body, kind),) = lost
     await bench.client()._request("PATCH", str(path), body, content_type=str(kind))
@@ -559,7 +563,7 @@ async def test_a_change_that_is_made_after_its_limit_is_undone(
     wait_s = marker._period_s(situation(None))
     assert wait_s is not None
     assert 30 < wait_s <= LATE_S
-    at[0] += wait_s
+    bench.now_s += wait_s
     await marker.sweep()
     assert (bench.nodes.taints("n1"), bench.rows()) == ([OTHERS], [])
     assert marker._period_s(situation(None)) is None
@@ -585,8 +589,7 @@ async def test_a_change_that_is_cancelled_may_be_made_later(bench: Bench, monkey
 async def test_a_mark_that_its_own_component_has_removed_is_set_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, *, answered: bool
 ) -> None:
-    at = [0.0]
-    marker = bench.marker(lambda: at[0])
+    marker = bench.marker(by_hand=True)
     await bench.turn(marker, situation())
     with monkeypatch.context() as patch:
         if not answered:
@@ -594,64 +597,51 @@ async def test_a_mark_that_its_own_component_has_removed_is_set_again(
         # The end of a run: a component that failed is started again, with the plan as it was.
         await marker.restore()
     assert bench.nodes.taints("n1") == [OTHERS]
-    at[0] += 400
+    bench.now_s += 400
     await bench.turn(marker, situation())
     assert status(marker).state is MarkState.IN_PLACE
     assert bench.nodes.taints("n1") == [OTHERS, OURS]
 
 
 @pytest.mark.parametrize("mark", [NodeMark.AUTO, NodeMark.NO_SCHEDULE, NodeMark.CONDITION])
+@pytest.mark.parametrize("removed", [False, True], ids=["set", "removed"])
 @pytest.mark.parametrize(("retry_after", "least_s"), [("", 5), ("60", 60)])
 async def test_a_server_that_is_busy_is_asked_again_soon_but_not_before_it_allows(
-    bench: Bench, mark: NodeMark, retry_after: str, least_s: float
+    bench: Bench, mark: NodeMark, removed: bool, retry_after: str, least_s: float
 ) -> None:
-    at = [0.0]
-    marker = bench.marker(lambda: at[0])
-    bench.is_busy(429, retry_after)
-    await bench.turn(marker, situation(marked(mark)))
-    assert len(bench.server.requests) == 1
-    bench.server.raw = None
-    at[0] = least_s - 1
-    await marker.sweep()
-    assert len(bench.server.requests) == 1
-    at[0] = least_s
-    await marker.sweep()
-    assert status(marker).state is MarkState.IN_PLACE
-
-
-@pytest.mark.parametrize(("retry_after", "least_s"), [("", 5), ("60", 60)])
-async def test_a_busy_server_is_asked_to_remove_the_mark_not_before_it_allows(
-    bench: Bench, retry_after: str, least_s: float
-) -> None:
-    at = [0.0]
-    marker = bench.marker(lambda: at[0])
-    await bench.turn(marker, situation(marked(NodeMark.NO_SCHEDULE)))
-    bench.is_busy(429, retry_after)
+    marker = bench.marker(by_hand=True)
+    if removed:
+        await bench.turn(marker, situation(marked(mark)))
     before = len(bench.server.requests)
-    await bench.turn(marker, situation(None))
-    assert "is not removed" in marker.problems()[0]
+    bench.is_busy(429, retry_after)
+    await bench.turn(marker, situation(None if removed else marked(mark)))
+    assert len(bench.server.requests) == before + 1
+    assert not removed or "is not removed" in marker.problems()[0]
     bench.server.raw = None
-    at[0] = least_s - 1
+    bench.now_s = least_s - 1
     await marker.sweep()
     assert len(bench.server.requests) == before + 1
-    at[0] = least_s
+    bench.now_s = least_s
     await marker.sweep()
-    assert bench.nodes.taints("n1") == [OTHERS]
+    if removed:
+        assert bench.nodes.taints("n1") == [OTHERS]
+        assert bench.nodes.condition("n1", CLOSED_CONDITION) is None
+    else:
+        assert status(marker).state is MarkState.IN_PLACE
 
 
 @pytest.mark.parametrize(("retry_after", "least_s"), [("", 0), ("60", 60)])
 async def test_an_api_server_that_responds_again_is_asked_at_once(
     bench: Bench, retry_after: str, least_s: float
 ) -> None:
-    at = [0.0]
-    marker = bench.marker(lambda: at[0])
+    marker = bench.marker(by_hand=True)
     await bench.turn(marker, situation(marked(NodeMark.NO_SCHEDULE)))
     bench.is_busy(503, retry_after)
     marker.planned(situation(None))
     for _ in range(8):  # the delay becomes a minute
         await marker.sweep()
-        at[0] += 61
-    at[0] -= 60
+        bench.now_s += 61
+    bench.now_s -= 60
     await marker.sweep()
     bench.server.raw = None
     await marker.sweep()
@@ -659,15 +649,14 @@ async def test_an_api_server_that_responds_again_is_asked_at_once(
     marker.api_usable()
     await marker.sweep()
     assert len(bench.nodes.taints("n1")) == (2 if least_s else 1)
-    at[0] += least_s
+    bench.now_s += least_s
     await marker.sweep()
     assert bench.nodes.taints("n1") == [OTHERS]
 
 
 @pytest.mark.parametrize("mark", [NodeMark.AUTO, NodeMark.NO_SCHEDULE, NodeMark.CONDITION])
 async def test_another_machines_node_of_the_same_name_is_not_marked(bench: Bench, mark: NodeMark) -> None:
-    at = [0.0]
-    marker = bench.marker(lambda: at[0])
+    marker = bench.marker(by_hand=True)
     bench.nodes.nodes["n1"]["status"]["nodeInfo"] = {"bootID": "another"}
     await bench.turn(marker, situation(marked(mark)))
     is_auto = mark is NodeMark.AUTO
@@ -676,21 +665,20 @@ async def test_another_machines_node_of_the_same_name_is_not_marked(bench: Bench
     assert (bool(marker.problems()), bench.nodes.patches) == (not is_auto, [])
     # It had not reported since a reboot.
     bench.nodes.nodes["n1"]["status"]["nodeInfo"]["bootID"] = "b"
-    at[0] = 300.0
+    bench.now_s = 300.0
     await marker.sweep()
     assert status(marker).state is MarkState.IN_PLACE
 
 
 @pytest.mark.parametrize("mark", [NodeMark.AUTO, NodeMark.NO_SCHEDULE])
 async def test_a_node_that_is_made_again_later_is_marked_soon(bench: Bench, mark: NodeMark) -> None:
-    at = [0.0]
-    marker = bench.marker(lambda: at[0])
+    marker = bench.marker(by_hand=True)
     await bench.turn(marker, situation(marked(mark)))
     del bench.nodes.nodes["n1"]
     bench.nodes.add("n2")
     await marker.sweep()
     bench.nodes.add("n1", taints=[OTHERS], uid="another")
-    at[0] += 5
+    bench.now_s += 5
     await marker.sweep()
     assert len(bench.nodes.taints("n1")) == 2
     assert status(marker).state is MarkState.IN_PLACE
