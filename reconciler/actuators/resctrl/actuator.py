@@ -178,24 +178,19 @@ def statuses(
     status: ResctrlActuatorStatus, situation: PlanSnapshot, *, writes: bool
 ) -> dict[str, dict[str, SettingStatus]]:
     """The status of every pod that is in a group, or wanted one of its own; by the path of its directory."""
-    return {
-        path: {RESCTRL_GROUP: setting_status} for path, setting_status in _statuses(status, situation, writes=writes)
-    }
-
-
-def _statuses(
-    status: ResctrlActuatorStatus, situation: PlanSnapshot, *, writes: bool
-) -> Iterator[tuple[str, SettingStatus]]:
     groups = {group.name: group for group in status.plan.groups}
+    found: dict[str, dict[str, SettingStatus]] = {}
     for uid, pod in situation.view.pods.items():
         home = status.plan.members.get(uid)
         if home is None or (home == DEFAULT and uid not in status.plan.crowded):
             continue
+        path = pod.group.path
         reason = groups[home].reason if home in groups else status.plan.crowded.get(uid, "")
-        setting = Setting(path=pod.group.path, knob=RESCTRL_GROUP, value=None, policy=CACHE, reason=reason, pod_uid=uid)
+        setting = Setting(path=path, knob=RESCTRL_GROUP, value=None, policy=CACHE, reason=reason, pod_uid=uid)
         state, detail = _state(status, uid, situation, setting, writes=writes)
         actual = status.outcome.homes.get(uid) if writes else None
-        yield pod.group.path, SettingStatus(setting, state, home or "(default)", actual, detail, time.time())
+        found[path] = {RESCTRL_GROUP: SettingStatus(setting, state, home or _DEFAULT, actual, detail, time.time())}
+    return found
 
 
 def _state(
