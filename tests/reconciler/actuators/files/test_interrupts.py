@@ -139,6 +139,14 @@ async def turn(side: InterruptPlaces, now: PlanSnapshot) -> None:
     await side.sweep()
 
 
+async def killed(kernel: Kernel, ledger: Ledger, now: PlanSnapshot) -> None:
+    """A life of the daemon that ends at its first write."""
+    kernel.dies = True
+    with pytest.RaisesGroup(Crash, flatten_subgroups=True, allow_unwrapped=True):
+        await turn(make(kernel, ledger), now)
+    kernel.dies = False
+
+
 @pytest.mark.parametrize(
     ("original", "avoid", "expected"),
     [
@@ -279,14 +287,9 @@ async def test_a_number_that_serves_another_device_has_its_own_place(kernel: Ker
 
 
 async def test_after_a_kill_at_the_write_the_next_life_finishes_or_undoes_it(kernel: Kernel, ledger: Ledger) -> None:
-    before, side = kernel.places(), make(kernel, ledger)
-    kernel.dies = True
-    side.planned(situation())
-    with pytest.RaisesGroup(Crash, flatten_subgroups=True, allow_unwrapped=True):
-        await side.sweep()
-    kernel.dies = False
-    again = make(kernel, ledger)
-    await turn(again, situation())
+    before = kernel.places()
+    await killed(kernel, ledger, situation())
+    await turn(make(kernel, ledger), situation())
     assert kernel.places() == {24: "0-1,4-7", 25: "0-1", 26: "0-1"}
     results = _restored(kernel, ledger)
     assert {result.undo for result in results} == {RestoreOutcome.RESTORED}
@@ -340,12 +343,8 @@ async def test_a_place_that_cannot_be_read_again_has_its_original_back(kernel: K
 
 
 async def test_a_refusal_after_a_kill_leaves_no_row_of_what_was_never_moved(kernel: Kernel, ledger: Ledger) -> None:
-    side = make(kernel, ledger)
-    kernel.dies = True
-    side.planned(situation())
-    with pytest.RaisesGroup(Crash, flatten_subgroups=True, allow_unwrapped=True):
-        await side.sweep()
-    kernel.dies, kernel.refuses = False, {24: errno.ENOSPC, 25: errno.ENOSPC}
+    await killed(kernel, ledger, situation())
+    kernel.refuses = {24: errno.ENOSPC, 25: errno.ENOSPC}
     again = make(kernel, ledger)
     await turn(again, situation())
     assert again.status()["moved"] == 0
@@ -353,17 +352,11 @@ async def test_a_refusal_after_a_kill_leaves_no_row_of_what_was_never_moved(kern
 
 
 async def test_kills_one_after_another_at_a_second_move_lose_no_original(kernel: Kernel, ledger: Ledger) -> None:
-    before, side = kernel.places(), make(kernel, ledger)
-    await turn(side, situation())
+    before = kernel.places()
+    await turn(make(kernel, ledger), situation())
     for _ in range(3):
-        kernel.dies = True
-        side = make(kernel, ledger)
-        side.planned(situation(CpuSet([1, 2, 3])))
-        with pytest.RaisesGroup(Crash, flatten_subgroups=True, allow_unwrapped=True):
-            await side.sweep()
-        kernel.dies = False
-    side = make(kernel, ledger)
-    await turn(side, situation(CpuSet()))
+        await killed(kernel, ledger, situation(CpuSet([1, 2, 3])))
+    await turn(make(kernel, ledger), situation(CpuSet()))
     assert kernel.places() == before
 
 

@@ -108,6 +108,10 @@ class Idle(Live[IdleThreads]):
         """A pass sees the container in creation."""
         self.actuator.planned(self.situation(PoliciesConfig(idle_class=ON), phase=Phase.CREATING, **how))
 
+    async def prepare(self, **how: Any) -> None:  # as `Live.situation`
+        self.create(**how)
+        await self.actuator.prepare()
+
     def rows(self) -> set[str]:
         return set(read_rows(Ledger(self.store), CODEC).containers)
 
@@ -484,8 +488,7 @@ NOTHING = pytest.mark.parametrize(
 async def test_nothing_is_set(live: Idle, how: dict[str, Any]) -> None:
     pid = live.process()
     await live.sweep(**how)
-    live.create(**how)
-    await live.actuator.prepare()
+    await live.prepare(**how)
     assert not live.fastpath.execute(CONTAINER, 0.0)
     assert (policies(pid), live.rows()) == ([OTHER], set())
 
@@ -507,8 +510,7 @@ async def test_what_cannot_be_recorded_is_not_set(live: Idle, monkeypatch: pytes
 
     monkeypatch.setattr(Store, "apply", full)
     await live.sweep()
-    live.create()
-    await live.actuator.prepare()
+    await live.prepare()
     assert not live.fastpath.is_init_prepared(CONTAINER)
     assert (policies(pid), "no space" in live.actuator.problems()) == ([OTHER], True)
     monkeypatch.setattr(Store, "apply", apply)
@@ -539,8 +541,7 @@ async def test_the_init_gets_it_at_the_signal_once_its_row_is_durable(live: Idle
 
 async def test_an_update_of_the_runtime_sets_nothing_and_undoes_nothing(live: Idle) -> None:
     pid = live.process()
-    live.create()
-    await live.actuator.prepare()
+    await live.prepare()
     live.fastpath.execute(CONTAINER, 0.0)
     os.sched_setscheduler(pid, FIFO, os.sched_param(1))
     live.fastpath.execute(CONTAINER, 0.0)
@@ -551,8 +552,7 @@ async def test_an_update_of_the_runtime_sets_nothing_and_undoes_nothing(live: Id
 
 async def test_a_runtime_that_is_in_the_idle_class_itself_is_not_ours_to_undo(live: Idle) -> None:
     pid = live.process(IDLE)
-    live.create()
-    await live.actuator.prepare()
+    await live.prepare()
     live.fastpath.execute(CONTAINER, 0.0)
     assert live.results[0].init == (0, 1, 0)
     await live.sweep()
@@ -561,8 +561,7 @@ async def test_a_runtime_that_is_in_the_idle_class_itself_is_not_ours_to_undo(li
 
 
 async def test_without_an_init_the_outcome_says_so(live: Idle) -> None:
-    live.create()
-    await live.actuator.prepare()
+    await live.prepare()
     live.fastpath.execute(CONTAINER, 0.0)
     assert live.results[0].init == (0, 0, errno.ESRCH)
     assert live.actuator.status()["counts"] == {"at the signal": 1}
@@ -570,20 +569,17 @@ async def test_without_an_init_the_outcome_says_so(live: Idle) -> None:
 
 async def test_a_hold_or_a_restore_takes_the_preparation_back(live: Idle) -> None:
     pid = live.process()
-    live.create()
-    await live.actuator.prepare()
+    await live.prepare()
     live.create(holds={"pod:be": Hold(target="pod:be", reason="r", by="b")})
     assert not live.fastpath.execute(CONTAINER, 0.0)
-    live.create()
-    await live.actuator.prepare()
+    await live.prepare()
     await live.actuator.restore("be")
     assert not live.fastpath.execute(CONTAINER, 0.0)
     assert policies(pid) == [OTHER]
 
 
 async def test_the_row_of_a_container_in_creation_outlives_a_sweep_and_not_its_group(live: Idle) -> None:
-    live.create()
-    await live.actuator.prepare()
+    await live.prepare()
     await live.actuator.sweep()
     assert (live.rows(), live.standing()[0]) == ({live.main}, "prepared")
     empty = live.situation(PoliciesConfig(idle_class=ON))
