@@ -102,6 +102,13 @@ class Node:
     def agent(self, *, writes: int | None = None) -> "Life":
         return Life(self, writes)
 
+    def lived(self, knob: str, original: str, ours: Value) -> None:
+        """The runtime sets its value, an agent its own in the container; then it is killed, its outcomes unrecorded."""
+        self.update(knob, original)
+        life = self.agent()
+        life.want(GROUP, {knob: ours})
+        life.kill()
+
     def restore(self, files: FileOps | None = None) -> list[RestoreResult]:
         """What ``bypassctl restore`` does after a kill."""
         store = Store(str(self.root / "state.db"), boot="one")
@@ -270,10 +277,7 @@ def test_cpus_that_are_exclusive_by_now_are_not_given_back(tmp_path: Path) -> No
 @pytest.mark.parametrize("entries", [{UID: {"main": "2-3"}}, {CID: "2-3"}], ids=["by name", "by id, before 1.18"])
 def test_the_owner_of_exclusive_cpus_gets_them(tmp_path: Path, entries: dict[str, object]) -> None:
     node = Node(tmp_path)
-    node.update(SET, "0-3")
-    life = node.agent()
-    life.want(GROUP, {SET: CpuSet.parse("3")})
-    life.kill()
+    node.lived(SET, "0-3", CpuSet.parse("3"))
     content = {"policyName": "static", "defaultCpuSet": "0-1", "entries": entries}
     Path(f"{node.kubelet}/cpu_manager_state").write_text(json.dumps(content))
     (done,) = node.restore()
@@ -283,10 +287,7 @@ def test_the_owner_of_exclusive_cpus_gets_them(tmp_path: Path, entries: dict[str
 @pytest.mark.parametrize("case", ["sandbox", "none", "damaged", "no name"])
 def test_what_the_checkpoint_does_not_bound(tmp_path: Path, case: str) -> None:
     node = Node(tmp_path)
-    node.update(SET, "0-3" if case != "no name" else "1")
-    life = node.agent()
-    life.want(GROUP, {SET: CpuSet.parse("3")})
-    life.kill()
+    node.lived(SET, "0-3" if case != "no name" else "1", CpuSet.parse("3"))
     node.checkpoint("0,2-3", {"another": {"main": "1"}}, "none" if case == "none" else "static")
     if case == "sandbox":
         node.bundle("sandbox")
@@ -311,29 +312,19 @@ def test_what_the_checkpoint_does_not_bound(tmp_path: Path, case: str) -> None:
         + b'", "init_process_pid": 1, "config": {"cgroups": {"cpu_shares": 9'
         + b"9" * 5000
         + b"}}}",
+        None,
     ],
-    ids=["empty", "deep", "deep inside", "another's", "large", "digits"],
+    ids=["empty", "deep", "deep inside", "another's", "large", "digits", "a pipe, not waited for"],
 )
-def test_a_record_that_is_no_use_is_no_record(tmp_path: Path, text: bytes) -> None:
+def test_a_record_that_is_no_use_is_no_record(tmp_path: Path, text: bytes | None) -> None:
     node = Node(tmp_path)
-    node.update(SHARES, "512")
-    life = node.agent()
-    life.want(GROUP, {SHARES: 2})
-    life.kill()
-    Path(f"{tmp_path}/runc/{CID}/state.json").write_bytes(text)
-    (done,) = node.restore()
-    assert (done.undo, node.read(GROUP, SHARES)) == (RestoreOutcome.RESTORED, "512")
-
-
-def test_a_record_that_is_a_pipe_or_a_link_is_not_waited_for(tmp_path: Path) -> None:
-    node = Node(tmp_path)
-    node.update(SHARES, "512")
-    life = node.agent()
-    life.want(GROUP, {SHARES: 2})
-    life.kill()
-    path = f"{tmp_path}/runc/{CID}/state.json"
-    os.unlink(path)
-    os.mkfifo(path)
+    node.lived(SHARES, "512", 2)
+    path = Path(f"{tmp_path}/runc/{CID}/state.json")
+    if text is None:
+        path.unlink()
+        os.mkfifo(path)
+    else:
+        path.write_bytes(text)
     (done,) = node.restore()
     assert (done.undo, node.read(GROUP, SHARES)) == (RestoreOutcome.RESTORED, "512")
 
@@ -359,10 +350,7 @@ class Meanwhile:
 @pytest.mark.parametrize("text", ["1024", "2"], ids=["another value", "by chance our own"])
 def test_an_update_at_any_moment_of_the_restore_wins(tmp_path: Path, at: int, text: str) -> None:
     node = Node(tmp_path)
-    node.update(SHARES, "512")
-    life = node.agent()
-    life.want(GROUP, {SHARES: 2})
-    life.kill()
+    node.lived(SHARES, "512", 2)
     files = Meanwhile(node.kernel, "cpu.shares", at, lambda: node.update(SHARES, text))
     node.restore(files)  # type: ignore[arg-type]
     node.restore()
