@@ -128,7 +128,8 @@ class _Allocator:
         for demand in waiting:
             self._cut(demand)
         for demand in self._waiting(waiting):
-            self._follow_scheduler(demand)
+            if demand.explicit and self._may_follow(demand):
+                self._settle(demand, demand.explicit.mask, "chosen by the scheduler")
         for demand in self._waiting(waiting, held=True):
             self._enlarge(demand)
         for demand in sorted(self._waiting(waiting, held=False), key=self._turn):
@@ -227,10 +228,6 @@ class _Allocator:
         if wanted & ~(self._avail | own) or wanted & self._barred(demand, own):
             return False
         return not demand.full_cores or sum(self._fitter.touched(wanted)) == wanted
-
-    def _follow_scheduler(self, demand: CpuDemand) -> None:
-        if demand.explicit and self._may_follow(demand):
-            self._settle(demand, demand.explicit.mask, "chosen by the scheduler")
 
     def _barred(self, demand: CpuDemand, own: int) -> int:
         """Nodes that others have exclusively; for a demand with exclusive nodes, also nodes where others own CPUs."""

@@ -133,7 +133,7 @@ def of_group(use: GroupUse | None, request: int | None, limit: int | None, confi
             return DemandEstimate(_least(request, limit), asked=1)
         return DemandEstimate(_least(config.fallback_milli, limit), guessed=1)
     peak = use.cpu_milli if use.peak_milli is None else max(use.peak_milli, use.cpu_milli)
-    wants = _with_margin(peak, config.margin_percent)
+    wants = round(peak * (100 + config.margin_percent) / 100)
     # Never below its use: a burst above the limit is lent on purpose.
     wants = max(_least(wants, limit), use.cpu_milli)
     number = request if request is not None else 0
@@ -182,10 +182,6 @@ def _asks(containers: Sequence[Container]) -> _Asks:
         request=sum(requests) if requests else None,
         limit=sum(bounds) if bounds and len(bounds) == len(limits) else None,
     )
-
-
-def _with_margin(milli: float, percent: int) -> int:
-    return round(milli * (100 + percent) / 100)
 
 
 def _least(milli: int, limit: int | None) -> int:

@@ -260,7 +260,8 @@ class FreeCapacity:
         self._total = {node: len(topology.node_cpus(node)) for node in topology.nodes()}
         self._left = {node: len(topology.node_cpus(node) & loose) for node in self._total}
         self._threads = max((len(core) for core in topology.cores()), default=1)
-        cores = [core.mask for core in topology.cores()] if any(map(_minds_cores, demands)) else []
+        minds_cores = any(demand.full_cores or demand.spread_cores for demand in demands)
+        cores = [core.mask for core in topology.cores()] if minds_cores else []
         masks = {node: topology.node_cpus(node).mask for node in self._total}
         self._cores = {node: sum(1 for core in cores if core & mask) for node, mask in masks.items()}
         self._begun = {node: sum(1 for core in cores if core & mask & loose.mask) for node, mask in masks.items()}
@@ -353,7 +354,3 @@ class FreeCapacity:
         for node, amount in parts.items():
             self._unpromised[node] -= amount
         return parts
-
-
-def _minds_cores(demand: CpuDemand) -> bool:
-    return demand.full_cores or demand.spread_cores

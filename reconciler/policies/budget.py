@@ -265,9 +265,8 @@ def choose_law(
         return LawChoice(terms, None, "quota: what online pods wait for a CPU is not measured yet")
     since = reading.unknown_since
     if since is not None and view.now - since > config.unknown_hold_s:
-        return LawChoice(
-            terms, None, f"quota: what online pods wait for a CPU is unknown for {_seconds(view.now - since)}"
-        )
+        unknown = fmt.duration(float(round(view.now - since)))
+        return LawChoice(terms, None, f"quota: what online pods wait for a CPU is unknown for {unknown}")
     return LawChoice(replace(terms, in_force=True), reading, f"harm: {_cause(view, reading, terms)}")
 
 
@@ -332,7 +331,3 @@ def _cause(view: NodeView, reading: HarmReading, terms: HarmTerms) -> str:
         name = f"host workload {reading.uid.removeprefix(HOST)}"
     text = f"cut to {fmt.cpu(reading.ceiling_milli)}: {name} waited {fmt.percent(reading.waits_percent)} for a CPU"
     return f"{text}, {fmt.percent(reading.own_percent)} without BE work"
-
-
-def _seconds(value: float) -> str:
-    return fmt.duration(float(round(value)))

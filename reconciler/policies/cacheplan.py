@@ -337,7 +337,8 @@ def plan_cache(
         share, problems = pod_share(pod)
         plan.problems += [f"{pod.title}: {problem}" for problem in problems]
         own = plan.own(pod, share) if share else None
-        if own is not None and own.schemata != _held(groups, members[pod.uid], whole):
+        home = groups.get(members[pod.uid])
+        if own is not None and own.schemata != (whole if home is None else home.schemata):
             wanting.setdefault(own.name, (own, []))[1].append(pod)
     crowded: dict[str, str] = {}
     for name, (own, askers) in sorted(wanting.items(), key=lambda pair: _order(pair[0], pair[1][1], having)):
@@ -374,10 +375,6 @@ def _of_class(name: str, values: Values, pod_class: PodClass) -> CacheGroup:
 def _order(name: str, askers: list[Pod], having: frozenset[str]) -> tuple[bool, bool, int, str]:
     """Levels first, as many pods share them; then pods that have a group already, then by class."""
     return not name.startswith(_LEVEL), name not in having, min(_RANK[pod.pod_class] for pod in askers), name
-
-
-def _held(groups: Mapping[str, CacheGroup], name: str, whole: Values) -> Mapping[str, Mapping[int, int]]:
-    return groups[name].schemata if name in groups else whole
 
 
 class _CachePlanner:

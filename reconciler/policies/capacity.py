@@ -14,13 +14,12 @@ squeeze or freeze that is announced counts as begun. It is not a promise.
 The file names no other pod: its reader is a tenant.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Final, NamedTuple
 
 from msgspec import Meta
 from msgspec.structs import replace
 
-from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import Policy, PolicyConfig
 from reconciler.policies.be_quota import part_of_pod
@@ -165,7 +164,7 @@ def capacity_of(pod: Pod, volume: str, view: NodeView, plan: NodePlan, common: _
         volume=volume,
         cpu_milli=cpu,
         likely_cpu_milli=least,
-        cpus=str(_cpus(pod, view, plan)),
+        cpus=str(pool_on_node(pod, view, plan.pools)[0] if plan.pools.confined else plan.pools.online_cpus),
         shared_with=sharing,
         memory_bytes=_memory(pod, plan, squeeze),
         state=state,
@@ -198,28 +197,19 @@ def _cpu(pod: Pod, view: NodeView, plan: NodePlan, common: _Common) -> tuple[int
     return min(pools.quota_milli.get(view.besteffort, common.given), common.given), inside
 
 
-def _cpus(pod: Pod, view: NodeView, plan: NodePlan) -> CpuSet:
-    return pool_on_node(pod, view, plan.pools)[0] if plan.pools.confined else plan.pools.online_cpus
-
-
 def _memory(pod: Pod, plan: NodePlan, squeeze: SqueezeLimit | None) -> int | None:
     own = [container.limits.memory_bytes for container in pod.workload]
     limits = [number for number in own if number is not None]
-    return _least(
-        (
-            sum(limits) if limits and len(limits) == len(own) else None,
-            plan.memory.reclaimed_high_bytes if pod.qos is QosClass.BESTEFFORT else None,
-            squeeze.memory_high_bytes if squeeze is not None else None,
-        )
+    bounds = (
+        sum(limits) if limits and len(limits) == len(own) else None,
+        plan.memory.reclaimed_high_bytes if pod.qos is QosClass.BESTEFFORT else None,
+        squeeze.memory_high_bytes if squeeze is not None else None,
     )
+    return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def _at_most(milli: int, squeeze: SqueezeLimit | None) -> int:
     return milli if squeeze is None or squeeze.cpu_milli is None else min(milli, squeeze.cpu_milli)
-
-
-def _least(amounts: Iterable[int | None]) -> int | None:
-    return min((amount for amount in amounts if amount is not None), default=None)
 
 
 POLICY = Policy(

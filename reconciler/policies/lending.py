@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from reconciler.policies.base import PERIOD_US, owns_cpus
+from reconciler.policies.base import PERIOD_US, owns_cpus, setting_of
 from reconciler.policies.normalise import quota_of
 from reconciler.runtime.format import cpu
 from state.model import NodeView, Phase, Pod, PodClass, Pools, Setting
@@ -107,29 +107,20 @@ def wanted(pod: Pod, view: NodeView, pools: Pools, *, policy: str, percent: int)
             continue
         value = min(lent, ceiling_us(borrower.limit_us, borrower.period_us, percent, len(view.cpus)))
         if value > borrower.limit_us:
-            above = _share(value - borrower.limit_us, borrower.period_us)
-            reason = f"borrows {above} above its limit of {borrower.limit_us} µs"
+            above = cpu((value - borrower.limit_us) * CPU_MILLI // borrower.period_us)
             settings.append(
-                _setting(pod, borrower.path, value, policy=policy, reason=reason, container_id=borrower.container_id)
+                Setting(
+                    path=borrower.path,
+                    knob="cpu.quota",
+                    value=value,
+                    policy=policy,
+                    reason=f"borrows {above} above its limit of {borrower.limit_us} µs",
+                    pod_uid=pod.uid,
+                    container_id=borrower.container_id,
+                )
             )
     own = view.lent_us.get(pod.group.path)
     if settings and own is not None:
         reason = f"includes quota lent to {len(settings)} of its containers"
-        settings.append(_setting(pod, pod.group.path, own, policy=policy, reason=reason))
+        settings.append(setting_of(pod, None, "cpu.quota", own, policy=policy, reason=reason))
     return settings
-
-
-def _share(us: int, period: int) -> str:
-    return cpu(us * CPU_MILLI // period)
-
-
-def _setting(pod: Pod, path: str, value: int, *, policy: str, reason: str, container_id: str | None = None) -> Setting:
-    return Setting(
-        path=path,
-        knob="cpu.quota",
-        value=value,
-        policy=policy,
-        reason=reason,
-        pod_uid=pod.uid,
-        container_id=container_id,
-    )

@@ -80,10 +80,6 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     return replace(plan, oom_scores=scores, reasons={**plan.reasons, NAME: reason})
 
 
-def _reason(pod: Pod) -> str:
-    return _REQUESTED if pod.pod_class.online else _REASON
-
-
 def _settings(pods: Mapping[str, Pod], config: OomScoreConfig) -> Mapping[str, Setting]:
     each, every = of_each(pods, _settings_of, config), dict[str, Setting]()
     for pod in in_order(pods):
@@ -94,8 +90,9 @@ def _settings(pods: Mapping[str, Pod], config: OomScoreConfig) -> Mapping[str, S
 def _settings_of(pod: Pod, config: OomScoreConfig) -> Mapping[str, Setting]:
     if pod.pod_class.online and not config.online:
         return {}
+    reason = _REQUESTED if pod.pod_class.online else _REASON
     return {
-        container.group.path: setting_of(pod, container, OOM_SCORE, score, policy=NAME, reason=_reason(pod))
+        container.group.path: setting_of(pod, container, OOM_SCORE, score, policy=NAME, reason=reason)
         for container in pod.workload
         if container.phase is Phase.SETTLED and (score := score_of(pod, container, config)) is not None
     }

@@ -111,7 +111,10 @@ def step(
     """One step for all containers of ``samples``, by group path; the state of any other container is dropped."""
     before = {path: _noted(states.get(path), sample, config) for path, sample in sorted(samples.items())}
     # Thousandths of a CPU above the limit.
-    lent = {path: _lent(state, samples[path]) for path, state in before.items()}
+    lent = {
+        path: (state.quota_us - state.limit_us) * CPU_MILLI / samples[path].borrower.period_us
+        for path, state in before.items()
+    }
     lent = _slowly_back(lent, samples, node, config)
     lent = _quickly_back(lent, node, config)
     for path, more in _growth(samples, node, config).items():
@@ -141,10 +144,6 @@ def _noted(state: TurboState | None, sample: TurboSample, config: QuotaTurboConf
     use = sample.use_milli if sample.use_milli is not None else -(-state.quota_us * CPU_MILLI // borrower.period_us)
     saved = (*state.saved, borrower.limit_milli - use)[-(config.window_looks - 1) :]
     return TurboState(quota_us=state.quota_us, limit_us=state.limit_us, saved=saved)
-
-
-def _lent(state: TurboState, sample: TurboSample) -> float:
-    return (state.quota_us - state.limit_us) * CPU_MILLI / sample.borrower.period_us
 
 
 def _slowly_back(

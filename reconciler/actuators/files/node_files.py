@@ -174,12 +174,12 @@ class NodeFiles(PeriodicActuator):
 
     def status(self) -> Mapping[str, object]:
         """Current, original and wanted values by name; counts."""
-        changed = self._changed
+        changed, standings = self._changed, self._standings.get(MACHINE, {})
         values = {
             name: {
                 "now": value if isinstance(value, int) else None,
                 "original": changed[name].original if name in changed else None,
-                "wanted": status.setting.value if (status := self._status(name)) is not None else None,
+                "wanted": status.setting.value if (status := standings.get(name)) is not None else None,
                 "state": status.state if status is not None else None,
                 "detail": status.detail if status is not None else "",
             }
@@ -200,9 +200,6 @@ class NodeFiles(PeriodicActuator):
     @property
     def _changed(self) -> Mapping[str, NodeFileState]:
         return {name: value for rows in self._rows.values() for name, value in rows.now.values.items()}
-
-    def _status(self, name: str) -> SettingStatus | None:
-        return self._standings.get(MACHINE, {}).get(name)
 
     async def _sweep(self, situation: PlanSnapshot) -> None:
         targets = situation.plan.files

@@ -61,10 +61,6 @@ def test_the_pods_wish_goes_before_the_config(wish: CpuPreferences, percent: int
     assert percent_of(replace(pod("be"), wish=wish), config) == 0
 
 
-def test_it_is_off_by_default() -> None:
-    assert bursts(plan(view(web()), None, PoliciesConfig())) == {}
-
-
 @pytest.mark.parametrize(
     ("one", "pod_quota", "expected"),
     [

@@ -224,12 +224,6 @@ def test_the_reason_names_the_amount_of_which_it_is_a_share() -> None:
     }
 
 
-def test_it_is_off_unless_asked_for() -> None:
-    web = pod("web", sized(GIGA, None), cls=PodClass.SHARED, qos=QosClass.BURSTABLE)
-    desired = plan(node(web, versions=V2, node_memory=MEMORY), None, PoliciesConfig())
-    assert not [setting for setting in desired.settings.values() if setting.policy == "memory_qos"]
-
-
 @pytest.mark.parametrize(
     ("wish", "config", "applied"),
     [
