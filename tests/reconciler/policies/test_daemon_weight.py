@@ -108,15 +108,19 @@ def test_the_floor_never_exceeds_the_groups_own_weight() -> None:
     assert run([replace(IDLE, use_milli=0, original=20)] * 200)[-1] == 20
 
 
-def test_a_need_that_grows_is_followed_within_one_step() -> None:
-    state = settled(IDLE)
-    weight = step(state, replace(IDLE, use_milli=100), 1000.0, RULES).weight
-    assert weight is not None
-    assert 256 <= weight <= 282  # a fifth beside 1024, and a margin
-
-
-def test_a_need_that_no_weight_assures_has_the_groups_own() -> None:
-    assert step(settled(IDLE), replace(IDLE, use_milli=900), 1000.0, RULES).weight == 1024
+@pytest.mark.parametrize(
+    ("change", "weight"),
+    [
+        pytest.param({"use_milli": 100}, 281, id="a need that grows: a fifth beside 1024, and a margin"),
+        pytest.param({"use_milli": 900}, 1024, id="a need that no weight assures: the group's own"),
+        pytest.param({"original": 100}, 100, id="a lower own weight is not exceeded"),
+        pytest.param({"waits": LATE}, 228 + 22, id="waiting most of the time doubles it at once"),
+        pytest.param({"waits": LATE - 0.01}, 114, id="waiting less does not"),
+    ],
+)
+def test_the_next_step(change: dict[str, float], weight: int) -> None:
+    sample = replace(IDLE, **change)
+    assert step(settled(IDLE), sample, 1000.0, RULES).weight == weight
 
 
 def test_a_container_in_creation_has_the_own_weight_at_once_and_its_use_is_no_need() -> None:
@@ -138,12 +142,6 @@ def test_a_time_of_starts_longer_than_the_window_keeps_the_need_of_before() -> N
         weights.append(state.weight)
     assert weights[0] == 512
     assert weights[-1] == 114
-
-
-def test_waiting_most_of_the_time_doubles_the_weight_at_once() -> None:
-    late = step(settled(IDLE), replace(IDLE, waits=LATE), 1000.0, RULES)
-    assert late.weight == 228 + 22
-    assert step(settled(IDLE), replace(IDLE, waits=LATE - 0.01), 1000.0, RULES).weight == 114
 
 
 def test_a_weight_that_was_not_enough_is_kept_longer_each_time() -> None:
@@ -189,10 +187,6 @@ def test_an_unknown_use_has_the_own_weight_and_a_new_window() -> None:
     assert set(weights[:60]) == {1024}
     assert weights[-1] is not None
     assert weights[-1] < 1024
-
-
-def test_a_lower_own_weight_is_not_exceeded() -> None:
-    assert step(settled(IDLE), replace(IDLE, original=100), 1000.0, RULES).weight == 100
 
 
 SAMPLES = st.builds(
