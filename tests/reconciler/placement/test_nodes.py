@@ -41,6 +41,8 @@ def choose(
         (4, (2, 8, 8, 8), (), SINGLE, (1,), True),
         (4, (8, 8, 8, 8), (gpu("2"),), RESTRICTED, (2,), True),
         (4, (8, 8, 2, 8), (gpu("2"),), RESTRICTED, (0,), False),
+        # kubernetes issue 106270: the device is on node 0, whose CPUs are gone.
+        (4, (1, 8, 8, 8), (gpu("0"),), BEST, (1,), True),
         (12, (8, 8, 8, 8), (gpu("2-3"),), RESTRICTED, (2, 3), True),
         (12, (8, 8, 8, 8), (), SINGLE, (0, 1), False),
         (12, (8, 8, 8, 8), (), RESTRICTED, (0, 1), True),
@@ -87,14 +89,6 @@ def test_the_pods_wishes_come_before_the_nodes_policy(
     choice = choose(4, (2, 8, 8, 8), policy=NONE, wish=wish)
     assert choice.nodes == nodes
     assert choice.reason.startswith(reason)
-
-
-def test_the_cpus_preference_wins() -> None:
-    """kubernetes issue 106270: the device is on node 0, whose CPUs are gone."""
-    together = choose(4, (1, 8, 8, 8), gpu("0"))
-    assert together.nodes == (1,)
-    assert not together.preferred
-    assert together.admitted
 
 
 @pytest.mark.parametrize(("count", "nodes"), [(12, (1, 2)), (26, (0, 1, 2, 3))], ids=["some nodes", "the only hint"])

@@ -101,14 +101,6 @@ def test_be_containers_have_none() -> None:
     assert bursts(plan(view(pod("be")), None, ON)) == {"/kubepods/besteffort/podbe/id-main": 0}
 
 
-def test_a_burst_is_of_the_quota_in_force_not_of_the_limit() -> None:
-    config = PoliciesConfig(burst=BurstConfig(enabled=True), normalise=NormaliseConfig(ratio=1.25))
-    desired = plan(view(web()), None, config)
-    assert desired.settings[MAIN, "cpu.quota"].value == 80_000
-    assert bursts(desired) == {POD: 80_000, MAIN: 80_000}
-    assert desired.refusals == ()
-
-
 def test_pinned_containers_and_their_lifted_pod_have_none() -> None:
     item = pod("p", limited(), limited("side", 50_000), cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED)
     have = {("/kubepods/podp", "cpu.quota"): 150_000}

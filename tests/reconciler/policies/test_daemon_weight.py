@@ -123,19 +123,12 @@ def test_the_next_step(change: dict[str, float], weight: int) -> None:
     assert step(settled(IDLE), sample, 1000.0, RULES).weight == weight
 
 
-def test_a_container_in_creation_has_the_own_weight_at_once_and_its_use_is_no_need() -> None:
-    state = step(settled(IDLE), replace(IDLE, use_milli=700, busy=True), 1000.0, RULES)
-    assert state.weight == 1024
-    assert state.need_milli == 50
-    after = run([IDLE] * 30, state=state)
-    assert after[0] == 512
-    assert after[-1] == 114
-
-
-def test_a_time_of_starts_longer_than_the_window_keeps_the_need_of_before() -> None:
+def test_while_a_container_is_in_creation_it_has_the_own_weight_at_once_and_keeps_the_need_of_before() -> None:
+    """Also for longer than the window."""
     state = settled(IDLE)
     for second in range(200):
         state = step(state, replace(IDLE, use_milli=700, busy=True), 1000.0 + second, RULES)
+        assert (state.weight, state.need_milli) == (1024, 50)
     weights = []
     for second in range(60):
         state = step(state, replace(IDLE, use_milli=0), 1200.0 + second, RULES)

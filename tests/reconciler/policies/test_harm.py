@@ -102,15 +102,6 @@ def test_a_missing_sample_is_left_out(missing: int) -> None:
     assert after(*[CALM] * 8, *gap, *[CALM] * 8).ceiling_milli == 6000
 
 
-def test_it_never_rises_by_a_missing_sample() -> None:
-    state = start(1000)
-    for number in range(600):
-        known = number % 10 < 3
-        before, state = state.ceiling_milli, step(state, CALM if known else sample(None), number / 10, CONFIG)
-        assert known or state.ceiling_milli == before
-    assert state.ceiling_milli == TOP
-
-
 def whole(levels: Mapping[str, float], used: int, top: int = 2000) -> HarmSample:
     return HarmSample(top_milli=top, floor_milli=1000, grain_milli=1000, used_milli=used, levels=levels)
 

@@ -37,7 +37,3 @@ def test_with_a_limit_that_they_exceed_it_cuts_without_a_cycle() -> None:
     ]
     assert lasting
     assert all(item.took_s - item.state.cut_at <= 0.5 for item in lasting)
-
-
-def test_the_same_recording_has_the_same_result() -> None:
-    assert list(replayed(ROWS)) == list(replayed(ROWS))

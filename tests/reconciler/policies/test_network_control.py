@@ -66,15 +66,6 @@ def test_what_is_used_of_a_link(before: ByteCounters | None, now: ByteCounters, 
     assert use(before, now) == found
 
 
-def test_what_pods_send_within_the_node_takes_nothing_from_online_work() -> None:
-    """It looks like BE's on the wire, and makes online work look smaller by as much: together they are right."""
-    online, be_within = 500 * MBIT, 200 * MBIT
-    seen = use(ByteCounters(at=0, online=0, be=0), ByteCounters(at=1, online=online, be=0, pods=be_within))
-    assert seen is not None
-    on_the_wire = step(400 * MBIT, seen.online, LINK) - be_within
-    assert online + on_the_wire <= LINK.waterline
-
-
 @pytest.mark.parametrize(
     ("be", "pods", "mine"),
     [(0, 0, 200), (400, 0, 360), (0, 400, 40), (200, 200, 200), (100, 300, 120)],
