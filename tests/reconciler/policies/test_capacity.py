@@ -192,3 +192,6 @@ def test_the_memory_bound_is_the_smallest_that_applies() -> None:
     for containers, expected in ((whole, 500), (partly, None)):
         item = replace(pod("be", *containers), annotations={ANNOTATION: "volume:v"})
         assert of(node(item)).memory_bytes == expected
+        for bound in (400, 600):
+            squeezed = Restrictions(squeezed={"be": SqueezeLimit(memory_high_bytes=bound)})
+            assert of(node(item, measures=squeezed)).memory_bytes == min(bound, expected or bound)

@@ -164,8 +164,11 @@ def test_a_loan_becomes_a_setting_of_marked_pods_only() -> None:
 
     on = PoliciesConfig(quota_turbo=CONFIG)
     view = node(pod, lent_us=lent)
-    reasons = [setting.reason for setting in plan_pod(pod, view, plan_node(view, None, on), on)[0]]
-    assert any(reason.startswith(f"borrows {cpu(1000)} above") for reason in reasons), reasons
+    reasons = {
+        setting.container_id: setting.reason for setting in plan_pod(pod, view, plan_node(view, None, on), on)[0]
+    }
+    assert reasons.keys() == {"id-main", None}
+    assert reasons["id-main"].startswith(f"borrows {cpu(1000)} above")
     assert planned(pod, on) == {f"{pod.group.path}/id-main": 200_000, pod.group.path: 350_000}
     assert planned(replace(pod, annotations={}), on) == {}
     assert planned(pod, PoliciesConfig()) == {}
