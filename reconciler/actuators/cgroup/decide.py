@@ -484,7 +484,10 @@ class ChangeDetector:
         actual = knob.normal(raw, version)
         self.control_files.store(file, actual)
         original = restore_text(
-            *((knob, version), entry, self.ledger, entry.restore_text),
+            (knob, version),
+            entry,
+            self.ledger,
+            entry.restore_text,
             lambda group, name: self.control_files.text_in(entry.controller, group, name),
         )
         restore = None if original is None else knob.normal(original, version)

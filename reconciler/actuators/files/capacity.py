@@ -90,7 +90,9 @@ def _load(rows: Iterable[LedgerEntry]) -> CapacityRows:
 def _dump(state: CapacityRows) -> Iterable[LedgerEntry]:
     for place in sorted(state.places):
         yield row_of(
-            *(CAPACITY, place.directory, place.file),
+            CAPACITY,
+            place.directory,
+            place.file,
             knob=CAPACITY,
             policy=CapacityFiles.name,
             original=_ABSENT,

@@ -112,7 +112,9 @@ def _dump(kind: ProcessValueKind, state: ContainerRecords) -> Iterable[LedgerEnt
         }
         for field, original in originals.items():
             yield row_of(
-                *(kind.ledger, path, field),
+                kind.ledger,
+                path,
+                field,
                 knob=kind.knob,
                 policy=kind.policy,
                 original=kind.text(original),
