@@ -4,6 +4,7 @@ The product's trees are kept. With those of the tests they would be 350 MiB: the
 """
 
 import ast
+import gc
 import io
 import tokenize
 from functools import cache
@@ -26,11 +27,30 @@ def _kept(path: Path) -> tuple[ast.AST, ...]:
 
 
 def _parsed(path: Path) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    # As `ast.walk`, in half of its time. A million nodes are no garbage: the collector would look through them all.
+    collecting = gc.isenabled()
+    gc.disable()
+    found: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    for node in found:
+        for name in _fields(type(node)):
+            value = getattr(node, name, None)
+            if isinstance(value, list):
+                found += [item for item in value if isinstance(item, ast.AST)]
+            elif isinstance(value, ast.AST):
+                found.append(value)
+    if collecting:
+        gc.enable()
+    return tuple(found)
+
+
+@cache
+def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
+    """Where a node's children may be: operators and contexts have none of their own and are left out."""
+    return tuple(name for name in kind._fields if name not in {"ctx", "id", "op", "ops"})
 
 
 def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """A module's nodes in the order of `ast.walk`: the first is the module."""
+    """A module's nodes but for operators and contexts, in the order of `ast.walk`: the first is the module."""
     return _kept(path) if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in PACKAGES else _parsed(path)
 
 

@@ -1,27 +1,30 @@
 """Imports inside functions keep memory and start-up time low; one that cannot do that is a mistake."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.sourcetrees import ROOT, nodes, product, tree
 
 
-def imported(node: ast.AST) -> Iterator[str]:
-    """The modules that import statements directly below a node name."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.ImportFrom) and child.module is not None:
-            yield child.module
-        elif isinstance(child, ast.Import):
-            yield from (alias.name for alias in child.names)
+def imported(statements: Iterable[ast.AST]) -> Iterator[str]:
+    """The modules that the import statements among these name."""
+    for statement in statements:
+        if isinstance(statement, ast.ImportFrom) and statement.module is not None:
+            yield statement.module
+        elif isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
 
 
 def late(path: Path) -> Iterator[str]:
     """The modules that are imported inside functions."""
-    for node in nodes(path):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            for inner in ast.walk(node):
-                yield from imported(inner)
+    functions = [
+        range(node.lineno, (node.end_lineno or 0) + 1)
+        for node in nodes(path)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    statements = [node for node in nodes(path) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return imported(node for node in statements if any(node.lineno in lines for lines in functions))
 
 
 def test_nothing_is_imported_late_that_is_loaded_already() -> None:
@@ -29,12 +32,12 @@ def test_nothing_is_imported_late_that_is_loaded_already() -> None:
         (str(path.relative_to(ROOT)), module)
         for path in product()
         for module in late(path)
-        if module in {".".join(path.relative_to(ROOT).with_suffix("").parts), *imported(tree(path))}
+        if module in {".".join(path.relative_to(ROOT).with_suffix("").parts), *imported(tree(path).body)}
     ]
     assert len(product()) > 300
     assert twice == []
 
 
 def test_modules_are_loaded_by_name_in_one_place_only() -> None:
-    users = [str(path.relative_to(ROOT)) for path in product() if "importlib" in imported(tree(path))]
+    users = [str(path.relative_to(ROOT)) for path in product() if "importlib" in imported(tree(path).body)]
     assert users == ["reconciler/runtime/lazy.py"]

@@ -32,6 +32,13 @@ _SUFFIXES: Final = ("json", "db", "md", "py", "yaml", "writes")
 """``state.json`` is a file, and a package has no such module."""
 
 
+_TELLING: Final = (
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Name, ast.Attribute, ast.arg, ast.alias, ast.Call),
+    *(ast.Import, ast.ImportFrom, ast.Expr),
+)
+"""The nodes that `module` learns from."""
+
+
 class Place(NamedTuple):
     """One line of text, and where it is."""
 
@@ -69,6 +76,8 @@ def module(path: Path) -> Module:
     imports: set[str] = set()
     texts: list[tuple[int, str]] = []
     for node in walked:
+        if not isinstance(node, _TELLING):
+            continue
         every.update(_defined(node))
         match node:
             case ast.Import(names=imported):
