@@ -36,41 +36,42 @@ def _python(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(
-    ("source", "first", "second"),
-    [
-        (STEADY, 0, 0),
-        (ONCE, 0, 0),
-        (ALWAYS, 0, 1),
-        (FIXTURE, 0, 1),
-        (MANY, 1, 0),  # decided by the first run
-        (UNREADABLE, 2, 0),
-        ("", 5, 0),  # a part without tests is a mistake of the Makefile
-    ],
-)
-def test_a_few_failures_are_run_again_and_decide_then(tmp_path: Path, source: str, first: int, second: int) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_it.py").write_text(source)
-    names = tmp_path / "names"
-    names.mkdir()
-    part = _python(tmp_path, "pytest", "-p", "tests.again", f"--again={names / 'part'}", "test_it.py")
-    assert part.returncode == first, part.stdout + part.stderr
-    if not list(names.iterdir()):
-        assert second == 0  # as of no names: below
-        return
+def _part(where: Path, *sources: str) -> tuple[int, Path]:
+    """A part of `make test` with a file for each of the sources: its exit code, and the directory of the names."""
+    (where / "pytest.ini").write_text("[pytest]\n")
+    (names := where / "names").mkdir()
+    for number, source in enumerate(sources):
+        (where / f"test_{number}.py").write_text(source)
+    return _python(where, "pytest", "-p", "tests.again", f"--again={names / 'part'}").returncode, names
+
+
+def test_a_few_failures_are_run_again_and_decide_then(tmp_path: Path) -> None:
+    code, names = _part(tmp_path, STEADY, ONCE, ALWAYS, FIXTURE)
+    failed = ["test_1.py::test_once", "test_2.py::test_always", "test_3.py::test_needs"]
+    assert (code, (names / "part").read_text().split()) == (0, failed)
     alone = _python(tmp_path, "tests.again", str(names))
-    assert alone.returncode == second, alone.stdout + alone.stderr
+    assert alone.returncode == 1, alone.stdout + alone.stderr
+    assert "1 failed, 1 passed, 1 error" in alone.stdout
 
 
 def test_an_unsteady_test_is_named(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_it.py").write_text(STEADY)
-    names = tmp_path / "names"
-    names.mkdir()
-    (names / "part").write_text("test_it.py::test_steady\n")
+    code, names = _part(tmp_path, ONCE)
     done = _python(tmp_path, "tests.again", str(names))
-    assert done.returncode == 0
-    assert "test_it.py::test_steady" in done.stdout.partition("Unsteady")[2]
+    assert (code, done.returncode) == (0, 0)
+    assert "test_0.py::test_once" in done.stdout.partition("Unsteady")[2]
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        (MANY, 1),
+        (UNREADABLE, 2),
+        ("", 5),  # a part without tests is a mistake of the Makefile
+    ],
+)
+def test_everything_else_is_decided_by_the_first_run(tmp_path: Path, source: str, code: int) -> None:
+    assert _part(tmp_path, source)[0] == code
+    assert list((tmp_path / "names").iterdir()) == []
 
 
 def test_without_names_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

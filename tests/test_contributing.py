@@ -22,6 +22,8 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "contributing.md"
+TESTS: Final = ".venv/bin/python -m pytest -q "
+"""Begins a command of the page that runs tests."""
 PACKAGES: Final = ("cgroupfs", "resctrl", "state", "reconciler", "tests", "deploy", "docs")
 _BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NEW: Final = re.compile(r"New file\s`([^`]+)`:\s*$")
@@ -155,8 +157,6 @@ class Copy:
     def run(self, command: str) -> str:
         """Run a command of the page; its output. Fails with the output when the command fails."""
         parts = [sys.executable if word == ".venv/bin/python" else word for word in shlex.split(command)]
-        if "pytest" in parts:
-            parts += ["-p", "no:cacheprovider", "-m", "not kernel and not containerd"]
         done = self.started(parts)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr
@@ -164,13 +164,15 @@ class Copy:
     def started(self, parts: list[str]) -> subprocess.CompletedProcess[str]:
         """Run a program in the copy."""
         return subprocess.run(
-            parts, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=100, check=False
+            parts, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=200, check=False
         )
 
     def follow(self, *titles: str, commands: bool = True) -> None:
         """Do all that sections say, and compare what they show; without ``commands`` only the files are made."""
         for step in (step for title in titles for step in SECTIONS[title]):
             match step.kind:
+                case "sh" if step.text.startswith(TESTS):
+                    pass  # below, of all sections at once: to start pytest takes longer than the tests
                 case "sh" | "text" if not commands:
                     pass
                 case "sh":
@@ -326,11 +328,11 @@ def test_a_sink_delivers_an_alert(copy: Copy, receiver: tuple[int, list[bytes]])
     for step in SECTIONS[SINK]:
         if step.path == "sink.yaml":
             copy.apply(step._replace(text=step.text.replace("5170", str(port))))
-        elif step.kind == "sh":
+        elif step.kind == "sh" and not step.text.startswith(TESTS):
             copy.output = copy.run(
                 f"{step.text.strip()} --socket /nowhere" if "alert test" in step.text else step.text.strip()
             )
-        else:
+        elif step.kind != "sh":
             copy.apply(step)
     document = json.loads(received[0])
     assert (document["kind"], document["severity"]) == ("test", "info")
@@ -338,8 +340,11 @@ def test_a_sink_delivers_an_alert(copy: Copy, receiver: tuple[int, list[bytes]])
 
 @pytest.mark.slow
 def test_the_copy_is_clean_and_its_documentation_is_generated(copy: Copy) -> None:
-    """After all sections: the style checks pass, and the new settings and sections are in the generated documents."""
+    """After all sections their tests and the style checks pass, and the new settings are in the generated documents."""
     copy.follow(*SECTIONS, commands=False)
+    named = [step.text.removeprefix(TESTS) for steps in SECTIONS.values() for step in steps if step.kind == "sh"]
+    tests = " ".join(dict.fromkeys(path for text in named if text.startswith("tests/") for path in text.split()))
+    copy.run(f"{TESTS}{tests} -p no:cacheprovider -m 'not kernel and not containerd'")
     files = [step.path for steps in SECTIONS.values() for step in steps if step.path.endswith(".py")]
     ruff = Path(sys.executable).with_name("ruff")
     for arguments in (["check", "--no-cache"], ["format", "--check", "--no-cache"]):
