@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
+_BARE: Final = frozenset({"ctx", "id", "op", "ops"})
+"""Fields of nodes that have names, operators and contexts, of which nothing more is read."""
 PACKAGES: Final = ("cgroupfs", "resctrl", "state", "reconciler")
 
 
@@ -32,8 +34,8 @@ def _parsed(path: Path) -> tuple[ast.AST, ...]:
     gc.disable()
     found: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     for node in found:
-        for name in _fields(type(node)):
-            value = getattr(node, name, None)
+        for name in node._fields:
+            value = None if name in _BARE else getattr(node, name, None)
             if isinstance(value, list):
                 found += [item for item in value if isinstance(item, ast.AST)]
             elif isinstance(value, ast.AST):
@@ -41,12 +43,6 @@ def _parsed(path: Path) -> tuple[ast.AST, ...]:
     if collecting:
         gc.enable()
     return tuple(found)
-
-
-@cache
-def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
-    """Where a node's children may be: operators and contexts have none of their own and are left out."""
-    return tuple(name for name in kind._fields if name not in {"ctx", "id", "op", "ops"})
 
 
 def nodes(path: Path) -> tuple[ast.AST, ...]:
