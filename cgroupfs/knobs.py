@@ -10,47 +10,11 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, final
 
-from cgroupfs.codecs import (
-    BURST,
-    CLASS,
-    FLAG,
-    FROZEN_V1,
-    IDENTITY,
-    IDLE,
-    LIMIT_V1,
-    LIMIT_V2,
-    NO_LIMIT_V1,
-    PERIOD_V1,
-    PERIOD_V2,
-    PIDS,
-    PROTECTION,
-    QOS,
-    QUOTA_V1,
-    QUOTA_V2,
-    SET,
-    SHARES,
-    SWAP_V2,
-    WEIGHT,
-    Codec,
-    DeviceLimits,
-    Value,
-    Version,
-)
+from cgroupfs import codecs, device_codecs
+from cgroupfs.codecs import NO_LIMIT_V1, Codec, DeviceLimits, Value, Version
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.device_codecs import (
-    BFQ_WEIGHT_V1,
-    BFQ_WEIGHT_V2,
-    CFQ_WEIGHT,
-    IO_COST_MODEL,
-    IO_COST_QOS,
-    IO_LATENCY,
-    IO_MAX,
-    IO_WEIGHT,
-    READ_BPS,
-    READ_IOPS,
-    WRITE_BPS,
-    WRITE_IOPS,
-)
+
+Unit = Literal["CPUs", "nodes", "µs", "shares", "flag", "level", "bytes", "pids", "weight", "devices", "class"]
 
 
 class ParentRule(StrEnum):
@@ -97,8 +61,8 @@ class Knob(NamedTuple):
 
     name: str
     controller: str
-    unit: Literal["CPUs", "nodes", "µs", "shares", "flag", "level", "bytes", "pids", "weight", "devices", "class"]
-    forms: Mapping[Version, KnobForm]
+    unit: Unit
+    forms: Mapping[Version, KnobForm] = {}
     lowering_is_slow: bool = False
     one_way: bool = False
     resets: str | None = None
@@ -181,156 +145,116 @@ class Knob(NamedTuple):
         return form
 
 
-def _catalog(*knobs: Knob) -> Mapping[str, Knob]:
-    table = {knob.name: knob for knob in knobs}
-    if len(table) != len(knobs):
-        raise ValueError("two knobs share a name")
-    return table
-
-
 SETS: Final = ("cpu.set", "cpu.mems")
 """The knobs whose value in one group is a part of the set of the group above it."""
 
+_V1: Final[Mapping[str, KnobForm]] = {
+    "cpu.set": KnobForm("cpuset.cpus", codecs.SET, "", rule=ParentRule.SUBSET),
+    "cpu.mems": KnobForm("cpuset.mems", codecs.SET, "", rule=ParentRule.SUBSET),
+    "cpu.mems_migrate": KnobForm("cpuset.memory_migrate", codecs.FLAG, "0", "2.6.16"),
+    "cpu.quota": KnobForm("cpu.cfs_quota_us", codecs.QUOTA_V1, "-1", "3.2", ParentRule.RATIO),
+    "cpu.period": KnobForm("cpu.cfs_period_us", codecs.PERIOD_V1, "100000", "3.2", ParentRule.RATIO),
+    "cpu.weight": KnobForm("cpu.shares", codecs.SHARES, "1024"),
+    "cpu.burst": KnobForm("cpu.cfs_burst_us", codecs.BURST, "0", "5.14"),
+    "cpu.idle": KnobForm("cpu.idle", codecs.IDLE, "0", "5.15"),
+    "cpu.identity": KnobForm("cpu.bvt_warp_ns", codecs.IDENTITY, "0", "4.19 of Anolis"),
+    "cpu.qos": KnobForm("cpu.qos_level", codecs.QOS, "0", "4.19 of openEuler"),
+    "memory.max": KnobForm("memory.limit_in_bytes", codecs.LIMIT_V1, NO_LIMIT_V1),
+    "memory.swap": KnobForm("memory.memsw.limit_in_bytes", codecs.LIMIT_V1, NO_LIMIT_V1),
+    "memory.soft": KnobForm("memory.soft_limit_in_bytes", codecs.LIMIT_V1, NO_LIMIT_V1),
+    "pids.max": KnobForm("pids.max", codecs.PIDS, "max", "4.3"),
+    "freeze": KnobForm("freezer.state", codecs.FROZEN_V1, "THAWED"),
+    "net.classid": KnobForm("net_cls.classid", codecs.CLASS, "0", "2.6.29"),
+    "blkio.read_bps": KnobForm("blkio.throttle.read_bps_device", device_codecs.READ_BPS, "", "2.6.37"),
+    "blkio.write_bps": KnobForm("blkio.throttle.write_bps_device", device_codecs.WRITE_BPS, "", "2.6.37"),
+    "blkio.read_iops": KnobForm("blkio.throttle.read_iops_device", device_codecs.READ_IOPS, "", "2.6.37"),
+    "blkio.write_iops": KnobForm("blkio.throttle.write_iops_device", device_codecs.WRITE_IOPS, "", "2.6.37"),
+    "blkio.weight": KnobForm("blkio.weight", device_codecs.CFQ_WEIGHT, "500", "2.6.33 to 4.20"),
+    "blkio.bfq_weight": KnobForm("blkio.bfq.weight", device_codecs.BFQ_WEIGHT_V1, "100", "4.12"),
+}
+_V2: Final[Mapping[str, KnobForm]] = {
+    "cpu.set": KnobForm("cpuset.cpus", codecs.SET, "", "5.0"),
+    "cpu.mems": KnobForm("cpuset.mems", codecs.SET, "", "5.0"),
+    "cpu.quota": KnobForm("cpu.max", codecs.QUOTA_V2, "max 100000", "4.15"),
+    "cpu.period": KnobForm("cpu.max", codecs.PERIOD_V2, "max 100000", "4.15"),
+    "cpu.weight": KnobForm("cpu.weight", codecs.WEIGHT, "100", "4.15"),
+    "cpu.burst": KnobForm("cpu.max.burst", codecs.BURST, "0", "5.14"),
+    "cpu.idle": KnobForm("cpu.idle", codecs.IDLE, "0", "5.15"),
+    "cpu.identity": KnobForm("cpu.bvt_warp_ns", codecs.IDENTITY, "0", "4.19 of Anolis"),
+    "cpu.qos": KnobForm("cpu.qos_level", codecs.QOS, "0", "4.19 of openEuler"),
+    "memory.max": KnobForm("memory.max", codecs.LIMIT_V2, "max", "4.5"),
+    "memory.swap": KnobForm("memory.swap.max", codecs.AMOUNT_V2, "max", "4.5"),
+    "memory.high": KnobForm("memory.high", codecs.LIMIT_V2, "max", "4.5"),
+    "memory.low": KnobForm("memory.low", codecs.AMOUNT_V2, "0", "4.5"),
+    "memory.min": KnobForm("memory.min", codecs.AMOUNT_V2, "0", "4.18"),
+    "memory.oom_group": KnobForm("memory.oom.group", codecs.FLAG, "0", "4.19"),
+    "pids.max": KnobForm("pids.max", codecs.PIDS, "max", "4.5"),
+    "freeze": KnobForm("cgroup.freeze", codecs.FLAG, "0", "5.2"),
+    "io.max": KnobForm("io.max", device_codecs.IO_MAX, "", "4.5"),
+    "io.weight": KnobForm("io.weight", device_codecs.IO_WEIGHT, "default 100", "5.4"),
+    "io.bfq_weight": KnobForm("io.bfq.weight", device_codecs.BFQ_WEIGHT_V2, "default 100", "5.0"),
+    "io.latency": KnobForm("io.latency", device_codecs.IO_LATENCY, "", "4.19"),
+    "io.cost_qos": KnobForm("io.cost.qos", device_codecs.IO_COST_QOS, "", "5.4"),
+    "io.cost_model": KnobForm("io.cost.model", device_codecs.IO_COST_MODEL, "", "5.4"),
+}
+
+
+def _catalog(*knobs: Knob) -> Mapping[str, Knob]:
+    table = {
+        knob.name: knob._replace(
+            forms={version: forms[knob.name] for version, forms in ((1, _V1), (2, _V2)) if knob.name in forms}
+        )
+        for knob in knobs
+    }
+    if len(table) != len(knobs) or table.keys() != _V1.keys() | _V2.keys():
+        raise ValueError("two knobs share a name, or one has no file")
+    return table
+
+
 CATALOG: Final[Mapping[str, Knob]] = _catalog(
-    Knob(
-        "cpu.set",
-        "cpuset",
-        "CPUs",
-        {1: KnobForm("cpuset.cpus", SET, "", rule=ParentRule.SUBSET), 2: KnobForm("cpuset.cpus", SET, "", "5.0")},
-    ),
-    Knob(
-        "cpu.mems",
-        "cpuset",
-        "nodes",
-        {1: KnobForm("cpuset.mems", SET, "", rule=ParentRule.SUBSET), 2: KnobForm("cpuset.mems", SET, "", "5.0")},
-    ),
+    Knob("cpu.set", "cpuset", "CPUs"),
+    Knob("cpu.mems", "cpuset", "nodes"),
     # With 1 a change of cpu.mems moves the pages that processes have already, within the write; v2 always does so.
-    Knob("cpu.mems_migrate", "cpuset", "flag", {1: KnobForm("cpuset.memory_migrate", FLAG, "0", "2.6.16")}),
-    Knob(
-        "cpu.quota",
-        "cpu",
-        "µs",
-        {
-            1: KnobForm("cpu.cfs_quota_us", QUOTA_V1, "-1", "3.2", ParentRule.RATIO),
-            2: KnobForm("cpu.max", QUOTA_V2, "max 100000", "4.15"),
-        },
-    ),
-    Knob(
-        "cpu.period",
-        "cpu",
-        "µs",
-        {
-            1: KnobForm("cpu.cfs_period_us", PERIOD_V1, "100000", "3.2", ParentRule.RATIO),
-            2: KnobForm("cpu.max", PERIOD_V2, "max 100000", "4.15"),
-        },
-    ),
-    Knob(
-        "cpu.weight",
-        "cpu",
-        "shares",
-        {1: KnobForm("cpu.shares", SHARES, "1024"), 2: KnobForm("cpu.weight", WEIGHT, "100", "4.15")},
-    ),
-    Knob(
-        "cpu.burst",
-        "cpu",
-        "µs",
-        {1: KnobForm("cpu.cfs_burst_us", BURST, "0", "5.14"), 2: KnobForm("cpu.max.burst", BURST, "0", "5.14")},
-    ),
-    Knob(
-        "cpu.idle",
-        "cpu",
-        "flag",
-        {1: KnobForm("cpu.idle", IDLE, "0", "5.15"), 2: KnobForm("cpu.idle", IDLE, "0", "5.15")},
-        resets="cpu.weight",
-    ),
+    Knob("cpu.mems_migrate", "cpuset", "flag"),
+    Knob("cpu.quota", "cpu", "µs"),
+    Knob("cpu.period", "cpu", "µs"),
+    Knob("cpu.weight", "cpu", "shares"),
+    Knob("cpu.burst", "cpu", "µs"),
+    Knob("cpu.idle", "cpu", "flag", resets="cpu.weight"),
     # Group identity of Anolis and Alibaba Cloud kernels: 2 is the highest, -1 yields to all others.
-    Knob(
-        "cpu.identity",
-        "cpu",
-        "level",
-        {
-            1: KnobForm("cpu.bvt_warp_ns", IDENTITY, "0", "4.19 of Anolis"),
-            2: KnobForm("cpu.bvt_warp_ns", IDENTITY, "0", "4.19 of Anolis"),
-        },
-    ),
+    Knob("cpu.identity", "cpu", "level"),
     # openEuler's QoS scheduling: 0 is online, -1 offline. A new group has its parent's.
-    Knob(
-        "cpu.qos",
-        "cpu",
-        "level",
-        {
-            1: KnobForm("cpu.qos_level", QOS, "0", "4.19 of openEuler"),
-            2: KnobForm("cpu.qos_level", QOS, "0", "4.19 of openEuler"),
-        },
-        one_way=True,
-    ),
-    Knob(
-        "memory.max",
-        "memory",
-        "bytes",
-        {
-            1: KnobForm("memory.limit_in_bytes", LIMIT_V1, NO_LIMIT_V1),
-            2: KnobForm("memory.max", LIMIT_V2, "max", "4.5"),
-        },
-        lowering_is_slow=True,
-    ),
+    Knob("cpu.qos", "cpu", "level", one_way=True),
+    Knob("memory.max", "memory", "bytes", lowering_is_slow=True),
     # v1 limits memory and swap together, v2 only the swap; `swap_value` converts from the runtime's number.
-    Knob(
-        "memory.swap",
-        "memory",
-        "bytes",
-        {
-            1: KnobForm("memory.memsw.limit_in_bytes", LIMIT_V1, NO_LIMIT_V1),
-            2: KnobForm("memory.swap.max", SWAP_V2, "max", "4.5"),
-        },
-        lowering_is_slow=True,
-    ),
-    Knob("memory.high", "memory", "bytes", {2: KnobForm("memory.high", LIMIT_V2, "max", "4.5")}, lowering_is_slow=True),
-    Knob("memory.low", "memory", "bytes", {2: KnobForm("memory.low", PROTECTION, "0", "4.5")}),
-    Knob("memory.min", "memory", "bytes", {2: KnobForm("memory.min", PROTECTION, "0", "4.18")}),
+    Knob("memory.swap", "memory", "bytes", lowering_is_slow=True),
+    Knob("memory.high", "memory", "bytes", lowering_is_slow=True),
+    Knob("memory.low", "memory", "bytes"),
+    Knob("memory.min", "memory", "bytes"),
     # Where the whole machine is short of memory, a v1 group above it is reclaimed first. Nothing happens in the write.
-    Knob("memory.soft", "memory", "bytes", {1: KnobForm("memory.soft_limit_in_bytes", LIMIT_V1, NO_LIMIT_V1)}),
+    Knob("memory.soft", "memory", "bytes"),
     # 1: the OOM killer takes all processes of the group (those with oom_score_adj -1000 excepted) or none.
-    Knob("memory.oom_group", "memory", "flag", {2: KnobForm("memory.oom.group", FLAG, "0", "4.19")}),
-    Knob(
-        "pids.max",
-        "pids",
-        "pids",
-        {1: KnobForm("pids.max", PIDS, "max", "4.3"), 2: KnobForm("pids.max", PIDS, "max", "4.5")},
-    ),
+    Knob("memory.oom_group", "memory", "flag"),
+    Knob("pids.max", "pids", "pids"),
     # All tasks of the group and of those below it stop until it is 0 again; they keep their memory. On v1 they do not
     # even die by SIGKILL meanwhile.
-    Knob(
-        "freeze",
-        "freezer",
-        "flag",
-        {1: KnobForm("freezer.state", FROZEN_V1, "THAWED"), 2: KnobForm("cgroup.freeze", FLAG, "0", "5.2")},
-    ),
+    Knob("freeze", "freezer", "flag"),
     # What the group's sockets are to traffic control, ``major << 16 | minor``; a new group copies its parent's.
-    Knob("net.classid", "net_cls", "class", {1: KnobForm("net_cls.classid", CLASS, "0", "2.6.29")}),
+    Knob("net.classid", "net_cls", "class"),
     # Disks. v1 has a file for each of the four, v2 one for all; a v1 throttle binds the group's own tasks only, none of
     # the groups below it (the kernel's documentation, and tried on 6.18).
-    Knob("blkio.read_bps", "blkio", "devices", {1: KnobForm("blkio.throttle.read_bps_device", READ_BPS, "", "2.6.37")}),
-    Knob(
-        "blkio.write_bps", "blkio", "devices", {1: KnobForm("blkio.throttle.write_bps_device", WRITE_BPS, "", "2.6.37")}
-    ),
-    Knob(
-        "blkio.read_iops", "blkio", "devices", {1: KnobForm("blkio.throttle.read_iops_device", READ_IOPS, "", "2.6.37")}
-    ),
-    Knob(
-        "blkio.write_iops",
-        "blkio",
-        "devices",
-        {1: KnobForm("blkio.throttle.write_iops_device", WRITE_IOPS, "", "2.6.37")},
-    ),
+    Knob("blkio.read_bps", "blkio", "devices"),
+    Knob("blkio.write_bps", "blkio", "devices"),
+    Knob("blkio.read_iops", "blkio", "devices"),
+    Knob("blkio.write_iops", "blkio", "devices"),
     # CFQ's, removed with it in 5.0; BFQ's has a file of its own, and iocost's is v2's io.weight.
-    Knob("blkio.weight", "blkio", "weight", {1: KnobForm("blkio.weight", CFQ_WEIGHT, "500", "2.6.33 to 4.20")}),
-    Knob("blkio.bfq_weight", "blkio", "weight", {1: KnobForm("blkio.bfq.weight", BFQ_WEIGHT_V1, "100", "4.12")}),
-    Knob("io.max", "io", "devices", {2: KnobForm("io.max", IO_MAX, "", "4.5")}),
-    Knob("io.weight", "io", "weight", {2: KnobForm("io.weight", IO_WEIGHT, "default 100", "5.4")}),
-    Knob("io.bfq_weight", "io", "weight", {2: KnobForm("io.bfq.weight", BFQ_WEIGHT_V2, "default 100", "5.0")}),
-    Knob("io.latency", "io", "devices", {2: KnobForm("io.latency", IO_LATENCY, "", "4.19")}),
-    Knob("io.cost_qos", "io", "devices", {2: KnobForm("io.cost.qos", IO_COST_QOS, "", "5.4")}, root_only=True),
-    Knob("io.cost_model", "io", "devices", {2: KnobForm("io.cost.model", IO_COST_MODEL, "", "5.4")}, root_only=True),
+    Knob("blkio.weight", "blkio", "weight"),
+    Knob("blkio.bfq_weight", "blkio", "weight"),
+    Knob("io.max", "io", "devices"),
+    Knob("io.weight", "io", "weight"),
+    Knob("io.bfq_weight", "io", "weight"),
+    Knob("io.latency", "io", "devices"),
+    Knob("io.cost_qos", "io", "devices", root_only=True),
+    Knob("io.cost_model", "io", "devices", root_only=True),
 )
 """Every knob by its name."""

@@ -18,15 +18,12 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple, final
 
 from cgroupfs.errors import CgroupError, cgroup_error
-from cgroupfs.files import REAL
+from cgroupfs.files import REAL, mount, unmount
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.lines import lines_of
 
 POINT: Final = "/run/bypassd/cgroup2"
 PREFIX: Final = "bypassd-psi-"
-_NOSUID: Final = 2
-_NODEV: Final = 4
-_NOEXEC: Final = 8
 _DETACH: Final = 2
 _ROUNDS: Final = 5
 _ENDED: Final = frozenset({errno.ESRCH, errno.ENOENT})
@@ -74,7 +71,7 @@ class PrivateTree:
             os.makedirs(self._point, mode=0o700, exist_ok=True)
         except OSError as exc:
             raise cgroup_error(self._point, exc, "make the directory") from exc
-        if code := _mount(self._point):
+        if code := mount("bypassd", self._point, "cgroup2"):
             raise cgroup_error(self._point, OSError(code, "mount"), "mount cgroup2")
 
     def close(self) -> None:
@@ -82,9 +79,9 @@ class PrivateTree:
         if self._mounted is not None or not self._is_mounted():
             return
         # A program that reads all mounts of the node (an exporter, another agent) may be using it.
-        code = _unmount(self._point)
+        code = unmount(self._point)
         if code == errno.EBUSY:
-            code = _unmount(self._point, _DETACH)
+            code = unmount(self._point, _DETACH)
         if code:
             raise cgroup_error(self._point, OSError(code, "umount"), "unmount cgroup2")
         try:
@@ -213,19 +210,3 @@ class PrivateTree:
         except OSError:
             return False
         return any(line.split(" ")[4:5] == [self._point] and " - cgroup2 " in line for line in lines)
-
-
-def _mount(point: str) -> int:
-    """0 or the errno. Imported where it is needed: most nodes never mount anything."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    flags = ctypes.c_ulong(_NOSUID | _NODEV | _NOEXEC)
-    return ctypes.get_errno() if libc.mount(b"bypassd", point.encode(), b"cgroup2", flags, None) != 0 else 0
-
-
-def _unmount(point: str, flags: int = 0) -> int:
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    return ctypes.get_errno() if libc.umount2(point.encode(), flags) != 0 else 0

@@ -13,13 +13,12 @@ A process with mounts of its own (a container, a systemd unit with ``ProtectSyst
 not have the mount, and it would vanish, with all groups, when that process ends.
 """
 
-import ctypes
 import os
 from collections.abc import Sequence
 from typing import Final, Protocol, final
 
 from cgroupfs.errors import CgroupDeniedError, cgroup_error
-from cgroupfs.files import REAL as REAL_FILES
+from cgroupfs.files import RealFiles, mount, unmount
 from cgroupfs.lines import lines_of
 
 
@@ -50,21 +49,9 @@ class GroupFiles(Protocol):
 
 
 @final
-class RealGroupFiles:
-    def read(self, directory: str, file: str) -> str:
-        return REAL_FILES.read(directory, file)
-
-    def write(self, directory: str, file: str, text: str) -> None:
-        REAL_FILES.write(directory, file, text)
-
-    def inode(self, directory: str) -> int:
-        return REAL_FILES.inode(directory)
-
+class RealGroupFiles(RealFiles):
     def listdir(self, directory: str) -> list[str]:
         return os.listdir(directory)
-
-    def groups(self, directory: str) -> list[str]:
-        return REAL_FILES.groups(directory)
 
     def mkdir(self, path: str) -> None:
         os.mkdir(path)
@@ -79,9 +66,6 @@ REAL: Final[GroupFiles] = RealGroupFiles()
 
 SOURCE: Final = "bypassd"
 """Source of bypassd's mount; other mounts have ``resctrl``, ``none`` or the like."""
-_NOSUID: Final = 2
-_NODEV: Final = 4
-_NOEXEC: Final = 8
 
 
 class Mounter(Protocol):
@@ -112,19 +96,17 @@ class RealMounter:
     def __init__(self, root: str = "/") -> None:
         self._table = os.path.join(root, "proc/self/mountinfo")
         self._host = os.path.join(root, "proc/1/ns/mnt")
-        self._libc = ctypes.CDLL(None, use_errno=True)
 
     def mount(self, place: str, options: Sequence[str]) -> None:
         if not self.sees_the_host():
             raise unseen(place, options)
-        flags = ctypes.c_ulong(_NOSUID | _NODEV | _NOEXEC)
-        data = ",".join(options).encode() or None
-        if self._libc.mount(SOURCE.encode(), place.encode(), b"resctrl", flags, data) != 0:
-            raise cgroup_error(place, OSError(ctypes.get_errno(), "mount"), f"mount resctrl ({','.join(options)})")
+        given = ",".join(options)
+        if code := mount(SOURCE, place, "resctrl", given):
+            raise cgroup_error(place, OSError(code, "mount"), f"mount resctrl ({given})")
 
     def unmount(self, place: str) -> None:
-        if self._libc.umount2(place.encode(), 0) != 0:
-            raise cgroup_error(place, OSError(ctypes.get_errno(), "umount"), "unmount resctrl")
+        if code := unmount(place):
+            raise cgroup_error(place, OSError(code, "umount"), "unmount resctrl")
 
     def source(self, place: str) -> str | None:
         try:
