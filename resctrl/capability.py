@@ -119,7 +119,7 @@ def read_capability(root: str = "/") -> Capability:
         known = "resctrl" in (_text(f"{prefix}/proc/filesystems") or "").split()
         status, reason = _missing(known, _flagged(cpuinfo), place)
         return Capability(status=status, reason=reason)
-    lines = {match[1]: _VALUE.findall(match[2]) for match in _LINE.finditer(_schemata(place))}
+    lines = {match[1]: _VALUE.findall(match[2]) for match in _LINE.finditer(_text(f"{place}/schemata") or "")}
     domains = {name: tuple(int(domain) for domain, _ in values) for name, values in lines.items()}
     amd = "AuthenticAMD" in cpuinfo or "HygonGenuine" in cpuinfo
     caches: list[CacheCapability] = []
@@ -181,10 +181,6 @@ def _missing(known: bool, flagged: bool, place: str) -> tuple[ResctrlStatus, str
         ResctrlStatus.NOT_MOUNTED,
         f"the kernel offers resctrl, but it is not mounted: mount -t resctrl resctrl {place}",
     )
-
-
-def _schemata(place: str) -> str:
-    return _text(f"{place}/schemata") or ""
 
 
 def _cache(directory: str, name: str, domains: Mapping[str, tuple[int, ...]], *, amd: bool) -> CacheCapability:

@@ -99,12 +99,21 @@ def known(document: Mapping[str, Any], where: str, fields: set[str]) -> None:
             raise CheckpointError(CheckpointFault.FUTURE, f"{where}: {name}", value, expected)
 
 
+def _field(
+    fields: Mapping[str, Any], name: str, where: str, kind: type[_T], expected: str, *, empty: _T | None = None
+) -> _T:
+    """A field of one type. ``empty``: what absent and null are; None: they are refused. Errors: `CheckpointError`."""
+    value = fields.get(name)
+    if value is None and empty is not None:
+        return empty
+    if not isinstance(value, kind):
+        raise CheckpointError(CheckpointFault.INVALID, f"{where}: {name}", value, expected)
+    return value
+
+
 def text(fields: Mapping[str, Any], name: str, where: str) -> str:
     """A text field. Errors: `CheckpointError`."""
-    value = fields.get(name)
-    if not isinstance(value, str):
-        raise CheckpointError(CheckpointFault.INVALID, f"{where}: {name}", value, "a text")
-    return value
+    return _field(fields, name, where, str, "a text")
 
 
 def number(fields: Mapping[str, Any], name: str, where: str, *, optional: bool = False) -> int:
@@ -117,22 +126,12 @@ def number(fields: Mapping[str, Any], name: str, where: str, *, optional: bool =
 
 def mapping(fields: Mapping[str, Any], name: str, where: str, *, optional: bool = False) -> Object:
     """An object; optional: absent and null are an empty one. Errors: `CheckpointError`."""
-    value = fields.get(name)
-    if value is None and optional:
-        return {}
-    if not isinstance(value, dict):
-        raise CheckpointError(CheckpointFault.INVALID, f"{where}: {name}", value, "an object")
-    return value
+    return _field(fields, name, where, dict, "an object", empty={} if optional else None)
 
 
 def items(fields: Mapping[str, Any], name: str, where: str, *, optional: bool = False) -> list[Any]:
     """A list; optional: absent and null are an empty one. Errors: `CheckpointError`."""
-    value = fields.get(name)
-    if value is None and optional:
-        return []
-    if not isinstance(value, list):
-        raise CheckpointError(CheckpointFault.INVALID, f"{where}: {name}", value, "a list")
-    return value
+    return _field(fields, name, where, list, "a list", empty=[] if optional else None)
 
 
 def texts(fields: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
@@ -150,6 +149,12 @@ def numbers(fields: Mapping[str, Any], name: str, where: str) -> list[int]:
     for value in values:
         number({name: value}, name, where)
     return values
+
+
+def verify(where: str, stored: int, expected: int) -> None:
+    """Errors: `CheckpointError` where a checksum is not that of the content."""
+    if stored != expected:
+        raise CheckpointError(CheckpointFault.CHECKSUM, where, stored, f"{expected} for this content")
 
 
 def cpus(text: str, where: str) -> CpuSet:

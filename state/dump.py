@@ -3,27 +3,8 @@
 The daemon makes it from what it holds (``/state``), the command line from the store when the daemon is down; both look
 the same. Nothing heavy is imported here, for the command line's sake (YAML only on request).
 
-Shape (``schema`` 1; keys are added, never renamed or removed within one schema number; every key is always there):
-
-==============  =======================================================================================================
-``schema``      1
-``kind``        ``bypassd-state``
-``source``      ``daemon`` or ``store`` (daemon down: the values are as old as its last flush)
-``at``          when the document was made
-``agent``       ``version``, ``node``, ``boot_id``, ``opened_at``, ``ledger`` (kind of object -> number of its rows)
-``pools``       pool name -> CPU list; a pod's own CPUs are ``dedicated/<uid>/<container>``
-``headroom``    allocatable to BE (from the store: at the time of its row; null: nothing yet)
-``pods``        the daemon's pods (from the store: names and class only)
-``settings``    settings of the last plan: ``path knob value policy reason pod_uid container_id``
-``files``       the ledger in the order of first touch: the fields of `state.entry.LedgerEntry`; of every kind
-``holds``       the fields of `state.model.Hold`
-``history``     newest first: ``seq`` and the fields of `state.entry.LedgerEvent`
-``sources``     sources with their ages (empty from the store)
-``alerts``      ``sinks`` with their counts, ``stored`` (some sink has not taken them yet), ``recent``, newest first
-``interference``  victims and responses (empty from the store, and while detection is disabled)
-``eviction``    triggers; planned, open and past evictions (null from the store, and while disabled)
-``problems``    messages for people
-==============  =======================================================================================================
+Its shape (``schema`` 1) is documented in docs/state.md. Keys are added, never renamed or removed within one schema
+number; every key is always there.
 
 Units: times are wall-clock seconds since the epoch, 0.0 for never.
 """
@@ -223,19 +204,10 @@ def yaml_bytes(value: object) -> bytes:
     return text.encode()
 
 
-def _yaml(fields: Mapping[str, object]) -> bytes:
-    return yaml_bytes(fields)
-
-
-def _msgpack(fields: Mapping[str, object]) -> bytes:
-    packed: bytes = msgpack.packb(fields)
-    return packed
-
-
 _RENDERERS: Final[Mapping[str, Callable[[Mapping[str, object]], bytes]]] = {
     "json": _json,
-    "yaml": _yaml,
-    "msgpack": _msgpack,
+    "yaml": yaml_bytes,
+    "msgpack": msgpack.packb,
 }
 
 

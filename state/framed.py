@@ -10,9 +10,11 @@ import errno
 import os
 import stat
 import zlib
+from contextlib import suppress
 from typing import Final
 
 from cgroupfs.bounded import read_open
+from cgroupfs.errors import errno_name
 
 MARK: Final = b"\xb1yp\xd1"
 _HEAD: Final = len(MARK) + 8
@@ -91,6 +93,41 @@ def replace(path: str, data: bytes, *, sync: bool) -> int:
         os.close(number)
         raise
     return number
+
+
+class FrameFile:
+    """A file of frames in use. Its methods do not raise: ``problem`` has the failure.
+
+    ``failing``: what cannot be done after a failure, for people.
+    """
+
+    def __init__(self, path: str, failing: str) -> None:
+        self.path = path
+        self.problem: str | None = None
+        self._failing = failing
+        self._number = -1
+        self._size = 0
+
+    def close(self) -> None:
+        number, self._number = self._number, -1
+        if number >= 0:
+            with suppress(OSError):
+                os.close(number)
+
+    def _replace(self, data: bytes, *, sync: bool) -> bool:
+        """Put new content in place; False: it failed."""
+        try:
+            number = replace(self.path, data, sync=sync)
+        except OSError as exc:
+            self._failed(exc)
+            return False
+        self.close()
+        self._number, self._size, self.problem = number, len(data), None
+        return True
+
+    def _failed(self, exc: OSError) -> None:
+        self.close()
+        self.problem = f"{self.path}: {self._failing}: {errno_name(exc.errno)}"
 
 
 def _check(number: int, path: str) -> None:

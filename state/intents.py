@@ -16,7 +16,6 @@ from typing import Final, final
 
 import msgpack
 
-from cgroupfs.errors import errno_name
 from state import framed
 
 _LARGEST_BYTES: Final = 4 << 20
@@ -38,14 +37,11 @@ def read_intents(path: str) -> dict[str, frozenset[str]]:
 
 
 @final
-class Intents:
-    """The file in use. No method raises: ``problem`` has the failure."""
+class Intents(framed.FrameFile):
+    """The file in use."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        self.problem: str | None = None
-        self._number = -1
-        self._size = 0
+        super().__init__(path, "cannot record values before they are written")
 
     def add(self, values: Iterable[tuple[str, str]]) -> None:
         """Note values (store's key of the file, text) before they are written."""
@@ -66,20 +62,4 @@ class Intents:
     def rewrite(self, values: Mapping[str, Iterable[str]]) -> None:
         """Keep only these: everything else is in the store by now."""
         data = framed.frame(msgpack.packb([[key, text] for key, texts in values.items() for text in texts]))
-        try:
-            number = framed.replace(self.path, data, sync=False)
-        except OSError as exc:
-            self._failed(exc)
-            return
-        self.close()
-        self._number, self._size, self.problem = number, len(data), None
-
-    def close(self) -> None:
-        number, self._number = self._number, -1
-        if number >= 0:
-            with suppress(OSError):
-                os.close(number)
-
-    def _failed(self, exc: OSError) -> None:
-        self.close()
-        self.problem = f"{self.path}: cannot record values before they are written: {errno_name(exc.errno)}"
+        self._replace(data, sync=False)

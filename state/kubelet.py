@@ -115,7 +115,7 @@ def parse_cpu_manager_state(data: bytes, where: str = CPU_STATE) -> CpuManagerSt
     versions = (by_id,) if entries else (False, True)
     expected = [checksum.cpu_manager(policy_text, default_text, entries, by_id=version) for version in versions]
     if stored and stored not in expected:
-        raise CheckpointError(CheckpointFault.CHECKSUM, f"{where}: checksum", stored, f"{expected[0]} for this content")
+        read.verify(f"{where}: checksum", stored, expected[0])
     if policy_text not in {CpuPolicy.NONE, CpuPolicy.STATIC}:
         raise CheckpointError(CheckpointFault.FOREIGN, f"{where}: policyName", policy_text, '"none" or "static"')
     if by_id:
@@ -154,9 +154,7 @@ def parse_memory_manager_state(data: bytes, where: str = MEMORY_STATE) -> Memory
         for uid in entries
     }
     stored = read.number(fields, "checksum", where)
-    expected = checksum.memory_manager(policy, machine, entries)
-    if stored != expected:
-        raise CheckpointError(CheckpointFault.CHECKSUM, f"{where}: checksum", stored, f"{expected} for this content")
+    read.verify(f"{where}: checksum", stored, checksum.memory_manager(policy, machine, entries))
     if policy not in {"None", "Static", "BestEffort"}:
         raise CheckpointError(CheckpointFault.FOREIGN, f"{where}: policyName", policy, '"None" or "Static"')
     return MemoryManagerState(policy=policy, entries=blocks)
@@ -198,10 +196,7 @@ def parse_devices(data: bytes, where: str = DEVICES) -> DeviceState:
             raise CheckpointError(
                 CheckpointFault.INVALID, f"{where}: Data.PodDeviceEntries.AllocResp", str(exc), "base64"
             ) from exc
-        if stored != expected:
-            raise CheckpointError(
-                CheckpointFault.CHECKSUM, f"{where}: Checksum", stored, f"{expected} for this content"
-            )
+        read.verify(f"{where}: Checksum", stored, expected)
     return DeviceState(entries=tuple(entries), verified=checked)
 
 
@@ -256,9 +251,8 @@ def parse_allocations(data: bytes, where: str = ALLOCATED_PODS) -> AllocationSta
             CheckpointFault.FUTURE, f"{where}: version", version, f"one of {', '.join(map(repr, _VERSIONS))}"
         )
     inner, stored = read.text(fields, "data", where), read.number(fields, "checksum", where)
-    checked = len(inner) <= _CHECKED_CHARS
-    if checked and stored != (expected := checksum.text(inner)):
-        raise CheckpointError(CheckpointFault.CHECKSUM, f"{where}: checksum", stored, f"{expected} for this content")
+    if checked := len(inner) <= _CHECKED_CHARS:
+        read.verify(f"{where}: checksum", stored, checksum.text(inner))
     at = f"{where}: data"
     content = read.load(inner.encode(), at, {"allocationEntries", "resizeStatusEntries", "entries", "podList"})
     if content.get("podList") and not content.get("entries"):

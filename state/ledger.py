@@ -446,7 +446,7 @@ class Ledger:
         entry.foreign_at = now
         entry.foreign_count += 1
         self._touch(entry)
-        self._note(entry, "foreign", now, before=before, after=text)
+        self.note(_event(entry, "foreign", now, before=before, after=text))
 
     def set_yielded(self, key: FileKey, yielded: bool, *, reason: str) -> None:
         """Leave the file to the other writer (or take it up again)."""
@@ -542,12 +542,7 @@ class Ledger:
         self._first.discard(key)
         self._touch(entry)
         self._is_noted(entry)
-        self._note(entry, kind, self._clock(), before=entry.seen, after=after)
-
-    def _note(
-        self, entry: LedgerEntry, kind: str, at: float, *, before: str | None = None, after: str | None = None
-    ) -> None:
-        self.note(_event(entry, kind, at, before=before, after=after))
+        self.note(_event(entry, kind, self._clock(), before=entry.seen, after=after))
 
 
 def _intents_path(store: Store) -> str:

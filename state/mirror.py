@@ -112,26 +112,18 @@ def merge(saved: Mapping[str, Mapping[str, bytes]], copied: Copied | None) -> tu
 
 
 @final
-class CopyFile:
-    """The copy in use by the store that keeps it. No method raises: ``problem`` has the failure; None: it is whole."""
+class CopyFile(framed.FrameFile):
+    """The copy in use by the store that keeps it. ``problem`` None: it is whole."""
 
     def __init__(self, store: str) -> None:
-        self.path = copy_path(store)
-        self.problem: str | None = "not written yet"
-        self._number = -1
-        self._size = 0
+        super().__init__(copy_path(store), "cannot write the second copy of the original values")
+        self.problem = "not written yet"
         self._limit = 0
 
     def rewrite(self, serial: int, boot: str, rows: Mapping[str, Mapping[str, bytes]]) -> None:
         data = framed.frame(msgpack.packb([serial, boot, True, [], {table: dict(rows[table]) for table in MIRRORED}]))
-        self.close()
-        try:
-            self._number = framed.replace(self.path, data, sync=True)
-        except OSError as exc:
-            self._failed(exc)
-            return
-        self._size, self._limit = len(data), 2 * len(data) + _GROWTH_BYTES
-        self.problem = None
+        if self._replace(data, sync=True):
+            self._limit = 2 * len(data) + _GROWTH_BYTES
 
     def append(
         self, serial: int, boot: str, cleared: Iterable[str], rows: Mapping[str, Mapping[str, bytes | None]]
@@ -158,16 +150,6 @@ class CopyFile:
         except OSError:
             return True
         return (mine.st_ino, mine.st_dev) != (there.st_ino, there.st_dev) or there.st_size != self._size
-
-    def close(self) -> None:
-        number, self._number = self._number, -1
-        if number >= 0:
-            with suppress(OSError):
-                os.close(number)
-
-    def _failed(self, exc: OSError) -> None:
-        self.close()
-        self.problem = f"{self.path}: cannot write the second copy of the original values: {errno_name(exc.errno)}"
 
 
 def _apply(rows: Rows, cleared: Iterable[str], changed: Mapping[str, Mapping[str, bytes | None]]) -> None:

@@ -181,28 +181,23 @@ def _text(body: bytes | None) -> str:
 
 def _look(path: str) -> None:
     """Whether there is a store to open. Errors: as `open_readonly`."""
-    try:
-        os.stat(path)
-    except FileNotFoundError:
-        pass
-    except PermissionError as exc:
-        raise StoreDeniedError(f"{path}: permission denied: run with sudo") from exc
-    except OSError as exc:
-        raise StoreError(f"{path}: cannot be read: {errno_name(exc.errno)}") from exc
-    else:
-        if not os.access(path, os.R_OK):
-            raise StoreDeniedError(f"{path}: permission denied: run with sudo")
-        return
     directory, name = os.path.split(os.path.abspath(path))
+    exists, beside = False, []
     try:
-        traces = [text for text in os.listdir(directory) if text == "lock" or text.startswith(f"{name}.")]
-    except (FileNotFoundError, NotADirectoryError):
-        traces = []
+        with suppress(FileNotFoundError):
+            os.stat(path)
+            exists = True
+        with suppress(FileNotFoundError, NotADirectoryError):
+            beside = [] if exists else os.listdir(directory)
     except PermissionError as exc:
         raise StoreDeniedError(f"{path}: permission denied: run with sudo") from exc
     except OSError as exc:
         raise StoreError(f"{path}: cannot be read: {errno_name(exc.errno)}") from exc
-    if traces:
+    if exists and not os.access(path, os.R_OK):
+        raise StoreDeniedError(f"{path}: permission denied: run with sudo")
+    if exists:
+        return
+    if any(text == "lock" or text.startswith(f"{name}.") for text in beside):
         raise LostStoreError(f"{path}: state file missing although bypassd ran here")
     raise NoStoreError(f"{path}: no state file: bypassd never ran here")
 

@@ -192,7 +192,7 @@ class Store:
             connection = self._connection
             if connection is not None:
                 try:
-                    return _rows(connection, table)
+                    return list(_each(connection, table))
                 except (sqlite3.Error, ValueError) as exc:
                     raise self._failed(exc, reading=True) from exc
             try:
@@ -575,10 +575,6 @@ class Store:
 def _each(connection: sqlite3.Connection, table: str) -> Iterator[tuple[str, bytes]]:
     for key, row in connection.execute(f"SELECT key, row FROM {table} ORDER BY rowid"):  # noqa: S608
         yield key, unseal(key, row)
-
-
-def _rows(connection: sqlite3.Connection, table: str) -> list[tuple[str, bytes]]:
-    return list(_each(connection, table))
 
 
 def _code(exc: sqlite3.Error) -> int:
