@@ -35,18 +35,8 @@ _OUTSIDE: Final = ":/.."
 _UNSET_LOGIN: Final = "4294967295"
 _KUBELETS: Final = frozenset({"kubelet", "hyperkube", "kubelite", "k3s", "k3s-server", "k3s-agent", "edgecore"})
 _RUNTIMES: Final = frozenset(
-    {
-        "runc",
-        "crun",
-        "youki",
-        "kata-runtime",
-        "containerd",
-        "dockerd",
-        "docker-containerd",
-        "crio",
-        "conmon",
-        "conmonrs",
-    }
+    {"runc", "crun", "youki", "kata-runtime"}
+    | {"containerd", "dockerd", "docker-containerd", "crio", "conmon", "conmonrs"}
 )
 # runc may run from a sealed copy of itself in memory; its init's process name is "runc:[2:INIT]" until the exec.
 _RUNTIME_PARTS: Final = ("containerd-shim", "runc:[", "memfd:runc")

@@ -439,15 +439,8 @@ def feed_checkpoint(name: str, parse: Callable[[bytes, str], object], at: Path) 
 def state_json() -> bytes:
     result = json.loads(fixture("runtime/state.guaranteed-int-node1.main.json"))
     known = (
-        "memory",
-        "memory_swap",
-        "cpu_shares",
-        "cpuset_cpus",
-        "path",
-        "name",
-        "parent",
-        "scope_prefix",
-        "pids_limit",
+        *("memory", "memory_swap", "cpu_shares", "cpuset_cpus", "pids_limit"),
+        *("path", "name", "parent", "scope_prefix"),
     )
     cgroups = {key: value for key, value in result["config"]["cgroups"].items() if key in known}
     short = {"id": result["id"], "init_process_pid": result["init_process_pid"], "cgroup_paths": {"cpu": "/a"}}

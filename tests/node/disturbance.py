@@ -99,17 +99,8 @@ def best_effort(name: str, run: tuple[str, ...]) -> PodSpec:
 
 
 _OTHERS: Final = (
-    *(
-        "cpu_satisfaction",
-        "suppression",
-        "pool_load",
-        "numa_cpu",
-        "node_cpu",
-        "node_memory",
-        "numa_memory",
-        "memory_pressure",
-    ),
-    *("rss_overuse", "disk", "reclaimed_resource"),
+    *("cpu_satisfaction", "suppression", "pool_load", "numa_cpu", "node_cpu", "node_memory", "numa_memory"),
+    *("memory_pressure", "rss_overuse", "disk", "reclaimed_resource"),
 )
 EVICTION: Final[dict[str, Any]] = {
     "enabled": True,

@@ -75,21 +75,8 @@ def filled(path: Path) -> str:
 def test_the_store_alone_gives_the_whole_document(tmp_path: Path) -> None:
     result = from_store(read_dump(filled(tmp_path)), at=123.0)
     assert list(result) == [
-        *(
-            "schema",
-            "kind",
-            "source",
-            "at",
-            "agent",
-            "pools",
-            "headroom",
-            "sides",
-            "pods",
-            "settings",
-            "files",
-            "holds",
-        ),
-        *("history", "sources", "alerts", "interference", "eviction", "problems"),
+        *("schema", "kind", "source", "at", "agent", "pools", "headroom", "sides", "pods", "settings", "files"),
+        *("holds", "history", "sources", "alerts", "interference", "eviction", "problems"),
     ]
     assert (result["schema"], result["kind"], result["source"], result["at"]) == (1, "bypassd-state", "store", 123.0)
     assert result["agent"] == {
