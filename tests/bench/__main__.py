@@ -30,7 +30,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from reconciler.cli import status as status_command
 from reconciler.web.app import page as page_of_the_daemon
@@ -84,15 +84,6 @@ def running(node: DirectoryNode, protect: str = "", **more: object) -> Iterator[
 def _level(protect: str) -> dict[str, str]:
     # A level also writes files of the machine, such as vm.watermark_scale_factor.
     return {"protect": protect, "on_stop": "restore"} if protect else {}
-
-
-def state(agent: Agent, *sections: str) -> dict[str, object]:
-    """The agent's own document."""
-    query = "&".join(f"section={name}" for name in sections)
-    status, body = agent.get(f"/state?{query}" if query else "/state")
-    assert status == 200, body
-    fields: dict[str, object] = json.loads(body)
-    return fields
 
 
 def right(paths: list[str]) -> bool:
@@ -232,7 +223,6 @@ def page(node: DirectoryNode, count: int, seconds: float) -> dict[str, object]:
     }
 
 
-from_here = 0
 ANSWERS = {
     "metrics": "/metrics",
     "state": "/state",
@@ -284,11 +274,6 @@ def _ran_s(pid: int) -> float:
     return total / 1e9
 
 
-def _waited_s(pid: int) -> float:
-    """How long the main thread could run but had no CPU."""
-    return int(_read(f"/proc/{pid}/schedstat").split()[1]) / 1e9
-
-
 def _start_one(node: DirectoryNode, number: int) -> None:
     pod, box = _prepare(node, number)
     node.make_groups(pod, box)
@@ -320,9 +305,7 @@ def _hot(agent: Agent, numbers: range) -> list[float]:
     time.sleep(1)
     wanted = {f"{number:064x}" for number in numbers}
     times = []
-    pods = state(agent, "pods")["pods"]
-    assert isinstance(pods, list)
-    for pod in pods:
+    for pod in agent.state("pods")["pods"]:
         for container in pod["containers"]:
             took = container["times"].get("signal_to_last_write_s")
             if container["id"] in wanted and took is not None:
@@ -377,8 +360,7 @@ def churn(node: DirectoryNode, count: int) -> dict[str, object]:
             node.remove(pod)
         emptied = _until(lambda: not _uids(agent))
         time.sleep(3)
-        left = state(agent, "files")["files"]
-        assert isinstance(left, list)
+        left = agent.state("files")["files"]
         _, rss_after = cpu_and_rss(agent.pid)
         return {
             "pods": count,
@@ -393,9 +375,7 @@ def churn(node: DirectoryNode, count: int) -> dict[str, object]:
 
 
 def _uids(agent: Agent) -> set[str]:
-    pods = state(agent, "pods")["pods"]
-    assert isinstance(pods, list)
-    return {pod["uid"] for pod in pods}
+    return {pod["uid"] for pod in agent.state("pods")["pods"]}
 
 
 def _metric(agent: Agent, name: str) -> float | None:
@@ -406,8 +386,7 @@ def _metric(agent: Agent, name: str) -> float | None:
     return None
 
 
-def _until(done: "object", within_s: float = 20.0) -> float | None:
-    assert callable(done)
+def _until(done: Callable[[], object], within_s: float = 20.0) -> float | None:
     began = time.monotonic()
     while time.monotonic() - began < within_s:
         if done():
