@@ -135,7 +135,7 @@ def swap_value(total_bytes: int | None, limit_bytes: int | None, version: Versio
 
 def cpu_max(quota_us: int | None, period_us: int) -> str:
     """The v2 ``cpu.max`` line for both of its values at once."""
-    return f"{_encode_quota_v2(quota_us)} {_encode_period(period_us)}"
+    return f"{_encode_quota_v2(quota_us)} {PERIOD_V1.encode(period_us)}"
 
 
 def _numbers(low: int, high: int, what: str, *, unlimited: str | None = None) -> Callable[[Value], str]:
@@ -153,7 +153,6 @@ def _numbers(low: int, high: int, what: str, *, unlimited: str | None = None) ->
 
 _encode_quota_v1: Final = _numbers(MIN_BANDWIDTH_US, MAX_QUOTA_US, "quota", unlimited="-1")
 _encode_quota_v2: Final = _numbers(MIN_BANDWIDTH_US, MAX_QUOTA_US, "quota", unlimited="max")
-_encode_period: Final = _numbers(MIN_BANDWIDTH_US, MAX_PERIOD_US, "period")
 _encode_shares: Final = _numbers(MIN_SHARES, MAX_SHARES, "shares")
 _encode_flag: Final = _numbers(0, 1, "flag")
 
@@ -230,6 +229,11 @@ def _normal_number(text: str) -> str:
     return str(_int(text))
 
 
+def one_number(low: int, high: int, what: str) -> Codec:
+    """A file of one number."""
+    return Codec(_numbers(low, high, what), _int, _normal_number)
+
+
 def _normal_negative(text: str) -> str:
     return str(max(-1, _int(text)))
 
@@ -260,17 +264,17 @@ def _normal_limit_v2(text: str) -> str:
 SET: Final = Codec(_encode_set, CpuSet.parse, _normal_set)
 QUOTA_V1: Final = Codec(_encode_quota_v1, _decode_negative, _normal_negative)
 QUOTA_V2: Final = Codec(_encode_quota_v2, _decode_max, _normal_max)
-PERIOD_V1: Final = Codec(_encode_period, _int, _normal_number)
+PERIOD_V1: Final = one_number(MIN_BANDWIDTH_US, MAX_PERIOD_US, "period")
 PERIOD_V2: Final = Codec(_refuse_period_alone, _decode_second, _normal_pair)
 SHARES: Final = Codec(_encode_shares, _int, _normal_shares)
 WEIGHT: Final = Codec(_encode_weight, lambda text: weight_to_shares(_int(text)), _normal_number)
-BURST: Final = Codec(_numbers(0, MAX_QUOTA_US, "burst"), _int, _normal_number)
-IDLE: Final = Codec(_numbers(0, 1, "idle"), _int, _normal_number)
-CLASS: Final = Codec(_numbers(0, (1 << 32) - 1, "class"), _int, _normal_number)
+BURST: Final = one_number(0, MAX_QUOTA_US, "burst")
+IDLE: Final = one_number(0, 1, "idle")
+CLASS: Final = one_number(0, (1 << 32) - 1, "class")
 FLAG: Final = Codec(_encode_flag, _int, _normal_number)
 FROZEN_V1: Final = Codec(_encode_frozen_v1, _decode_frozen_v1, lambda text: _encode_frozen_v1(_decode_frozen_v1(text)))
-IDENTITY: Final = Codec(_numbers(MIN_IDENTITY, MAX_IDENTITY, "identity"), _int, _normal_number)
-QOS: Final = Codec(_numbers(OFFLINE, 0, "QoS level"), _int, _normal_number)
+IDENTITY: Final = one_number(MIN_IDENTITY, MAX_IDENTITY, "identity")
+QOS: Final = one_number(OFFLINE, 0, "QoS level")
 # 0 is refused on purpose: the next allocation of any attached process ends in the OOM killer.
 LIMIT_V1: Final = Codec(_numbers(PAGE, NO_MEMORY_LIMIT, "bytes", unlimited="-1"), _decode_limit_v1, _normal_limit_v1)
 LIMIT_V2: Final = Codec(_numbers(PAGE, NO_MEMORY_LIMIT, "bytes", unlimited="max"), _decode_limit_v2, _normal_limit_v2)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from cgroupfs.bounded import shown, whole
-from cgroupfs.codecs import Codec, DeviceLimits, Row, Value, words_of
+from cgroupfs.codecs import Codec, DeviceLimits, Row, Value, one_number
 from cgroupfs.lines import lines_of
 
 MAX_BPS: Final = (1 << 64) - 2
@@ -213,17 +213,9 @@ def _percent(value: int | str, key: str) -> str:
     return f"{number:.2f}"
 
 
-def _bare_weight(low: int, high: int) -> Codec:
-    """v1: a number."""
-
-    def encode(value: Value) -> str:
-        return str(_weight(value, low, high))
-
-    return Codec(encode, lambda text: whole(words_of(text)[0]), lambda text: str(whole(words_of(text)[0])))
-
-
 def _default_weight(high: int) -> Codec:
     """v2: ``default N``, and lines of single devices, which are not changed."""
+    bare = one_number(1, high, "weight")
 
     def decode(text: str) -> Value:
         for line in lines_of(text):
@@ -235,15 +227,9 @@ def _default_weight(high: int) -> Codec:
         raise ValueError(f"no default in {text[:80]!r}")
 
     def encode(value: Value) -> str:
-        return f"default {_weight(value, 1, high)}"
+        return f"default {bare.encode(value)}"
 
     return Codec(encode, decode, lambda text: encode(decode(text)))
-
-
-def _weight(value: Value, low: int, high: int) -> int:
-    if not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"weight {value!r} is not a number from {low} to {high}")
-    return value
 
 
 READ_BPS: Final = throttle("rbps", MAX_BPS)
@@ -254,7 +240,7 @@ IO_MAX: Final = _codec(_show_max, _parse_max, "rbps=max wbps=max riops=max wiops
 IO_LATENCY: Final = _codec(_show_latency, _parse_latency, "target=0")
 IO_COST_QOS: Final = _codec(_show_qos, _parse_qos, "enable=0 ctrl=auto")
 IO_COST_MODEL: Final = _codec(_show_model, _parse_model, "ctrl=auto")
-CFQ_WEIGHT: Final = _bare_weight(MIN_CFQ_WEIGHT, MAX_BFQ_WEIGHT)
-BFQ_WEIGHT_V1: Final = _bare_weight(1, MAX_BFQ_WEIGHT)
+CFQ_WEIGHT: Final = one_number(MIN_CFQ_WEIGHT, MAX_BFQ_WEIGHT, "weight")
+BFQ_WEIGHT_V1: Final = one_number(1, MAX_BFQ_WEIGHT, "weight")
 BFQ_WEIGHT_V2: Final = _default_weight(MAX_BFQ_WEIGHT)
 IO_WEIGHT: Final = _default_weight(MAX_IO_WEIGHT)

@@ -6,11 +6,11 @@ A group that a killed program left is found by its name. Only processes within g
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Final, Self, final
 
-from cgroupfs.errors import CgroupError, cgroup_error
+from cgroupfs.errors import cgroup_error
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
 
@@ -105,21 +105,11 @@ def remove_left(hierarchy: Hierarchy) -> list[str]:
 
 def list_left(hierarchy: Hierarchy) -> list[str]:
     """The directories of our names, each once, in all hierarchies: controllers may share one."""
-    return list(_left(hierarchy))
-
-
-def _left(hierarchy: Hierarchy) -> Iterator[str]:
-    seen: set[str] = set()
-    for controller in hierarchy.versions():
-        try:
-            root = hierarchy.directory(controller, "/").rstrip("/")
-            names = REAL.groups(root)
-        except (CgroupError, OSError):
-            continue
-        for name in names:
-            if name.startswith(PREFIX) and f"{root}/{name}" not in seen:
-                seen.add(f"{root}/{name}")
-                yield f"{root}/{name}"
+    found: list[str] = []
+    for mount in hierarchy.mounts():
+        root = mount.path("/").rstrip("/")
+        found += [f"{root}/{name}" for name in _within(root) if name.startswith(PREFIX)]
+    return found
 
 
 def _empty_and_remove(directory: str) -> bool:

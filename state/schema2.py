@@ -74,19 +74,16 @@ def _order(body: bytes) -> int:
     return order if isinstance(order, int) and 0 <= order <= _LAST else 0
 
 
+def _row(kind: str, path: str, field: str, policy: str, *, original: str | None, ours: list[str], **more: Any) -> Row:
+    """``more``: other fields, and those that differ: ``knob`` from the field, ``wanted`` from the last of ``ours``."""
+    row = {"kind": kind, "path": path, "file": field, "knob": field, "policy": policy, "original": original}
+    return {**row, "ours": ours, "wanted": ours[-1] if ours else None, **more}
+
+
 def _sysctls(kept: Row) -> Iterator[Row]:
     for name, value in kept["values"].items():
         ours = [str(_number(number)) for number in value["ours"]]
-        yield {
-            "kind": SYSCTL,
-            "path": "/",
-            "file": str(name),
-            "knob": str(name),
-            "policy": "watermarks",
-            "original": str(_number(value["original"])),
-            "ours": ours,
-            "wanted": ours[-1] if ours else None,
-        }
+        yield _row(SYSCTL, "/", str(name), "watermarks", original=str(_number(value["original"])), ours=ours)
 
 
 def _scores(kept: Row) -> Iterator[Row]:
@@ -94,34 +91,16 @@ def _scores(kept: Row) -> Iterator[Row]:
         ours = [str(_number(number)) for number in box["ours"]]
         originals = {"oom_score_adj": box["original"]}
         originals |= {f"oom_score_adj of {process}": had for process, had in box.get("odd", {}).items()}
+        more = {"knob": "oom.score", "inode": _number(box["inode"]), "pod_uid": str(box["pod_uid"]) or None}
         for field, original in originals.items():
-            yield {
-                "kind": PROCESS,
-                "path": str(path),
-                "file": field,
-                "knob": "oom.score",
-                "policy": "oom_score",
-                "inode": _number(box["inode"]),
-                "original": str(_number(original)),
-                "ours": ours,
-                "wanted": ours[-1] if ours else None,
-                "pod_uid": str(box["pod_uid"]) or None,
-            }
+            yield _row(PROCESS, str(path), field, "oom_score", original=str(_number(original)), ours=ours, **more)
 
 
 def _cookies(kept: Row) -> Iterator[Row]:
     for cookie, group in kept["ours"].items():
         name = f"{_number(cookie):#x}"
-        yield {
-            "kind": COOKIE,
-            "path": name,
-            "file": "core cookie",
-            "knob": "core.cookie",
-            "policy": "core_sched",
-            "original": "none",
-            "ours": [name],
-            "wanted": str(group),
-        }
+        more = {"knob": "core.cookie", "wanted": str(group)}
+        yield _row(COOKIE, name, "core cookie", "core_sched", original="none", ours=[name], **more)
 
 
 def _resctrl(kept: Row) -> Iterator[Row]:
@@ -135,16 +114,7 @@ def _resctrl(kept: Row) -> Iterator[Row]:
     }
     for field, place in places.items():
         original, *ours = values[field]
-        yield {
-            "kind": RESCTRL,
-            "path": place,
-            "file": field,
-            "knob": f"resctrl.{field}",
-            "policy": "cache",
-            "original": original,
-            "ours": ours,
-            "wanted": ours[-1] if ours else None,
-        }
+        yield _row(RESCTRL, place, field, "cache", original=original, ours=ours, knob=f"resctrl.{field}")
 
 
 def _schemata(values: Row) -> str:
@@ -159,19 +129,18 @@ def _schemata(values: Row) -> str:
 
 def _network(kept: Row) -> Iterator[Row]:
     for name, kind in kept.get("roots", {}).items():
-        origin = {"original": str(kind)} if kind else {"original": None, "origin": "unknown"}
-        yield _device(str(name), "root qdisc", "4250:", origin)
+        more: Row = {} if kind else {"origin": "unknown"}
+        yield _device(str(name), "root qdisc", "4250:", str(kind) if kind else None, **more)
     if kept.get("gather"):
-        yield _device(_DEVICE, "device", _DEVICE, {"original": "none"})
+        yield _device(_DEVICE, "device", _DEVICE, "none")
     for name, led in kept.get("cables", {}).items():
-        original = {"original": "none" if led["made"] else "ingress"}
+        original = "none" if led["made"] else "ingress"
         more = {"inode": _number(led["index"]), "pod_uid": str(led["pod_uid"]) or None}
-        yield _device(str(name), "ingress filter", f"slot {_number(led.get('slot', 0))}", original | more)
+        yield _device(str(name), "ingress filter", f"slot {_number(led.get('slot', 0))}", original, **more)
 
 
-def _device(name: str, field: str, ours: str, more: Row) -> Row:
-    known = {"kind": NETWORK, "path": name, "file": field, "knob": f"network.{field}", "policy": "network"}
-    return {**known, "ours": [ours], "wanted": ours, **more}
+def _device(name: str, field: str, ours: str, original: str | None, **more: Any) -> Row:
+    return _row(NETWORK, name, field, "network", original=original, ours=[ours], knob=f"network.{field}", **more)
 
 
 _PRIVATE: Final[Mapping[str, Callable[[Row], Iterator[Row]]]] = {
