@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Final, Self, final
 
 from cgroupfs.errors import cgroup_error
@@ -48,9 +47,7 @@ class TrialGroup:
         inner._make()
         return inner
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._remove()
 
     def write(self, controller: str, file: str, text: str) -> None:

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import IntFlag
 from struct import Struct as Layout
-from types import TracebackType
 from typing import Final, Generic, NamedTuple, TypeVar, final
 
 import trio
@@ -179,9 +178,7 @@ class DirWatcher(Generic[T]):
     def __enter__(self) -> "DirWatcher[T]":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

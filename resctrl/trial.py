@@ -3,7 +3,6 @@
 import mmap
 import os
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Self, final
 
 from cgroupfs.errors import AgentError, CgroupRefusedError, cgroup_error
@@ -50,9 +49,7 @@ class CacheTrial:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._remove()
 
     def add(self, pid: int) -> None:

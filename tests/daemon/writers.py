@@ -6,7 +6,6 @@ A real runc is gone a few milliseconds after its write; that an unknown writer i
 import os
 import subprocess
 import sys
-from types import TracebackType
 from typing import Final, Self
 
 from inotify_simple import INotify, flags
@@ -61,9 +60,7 @@ class Scribe:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
 
@@ -82,7 +79,5 @@ class Modifications:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._inotify.close()

@@ -1,7 +1,6 @@
 """A host's end of the network, in memory: cables into namespaces, filters on them, and the device they lead to."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from types import TracebackType
 from typing import Self
 
 from msgspec.structs import replace
@@ -28,9 +27,7 @@ class FakeSpaces:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return None
 
     def of(self, pods: Iterable[Pod]) -> Mapping[str, NetworkNamespace]:

@@ -19,7 +19,6 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from msgspec import Struct
@@ -177,9 +176,7 @@ class DirectoryNode:
         self.kubelet.api.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kubelet.api.stop()
         if self._runc is not None:
             self._runc.__exit__(None, None, None)

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 import trio
@@ -52,9 +51,7 @@ class WriteLog:
         self._begun.wait()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._token is not None:
             self._token.run_sync_soon(self._watch.close)
         self._thread.join()
