@@ -71,37 +71,17 @@ KNOWN: Final[dict[RowCodec[Any], msgspec.Struct]] = {
 }
 """The rows beside control files."""
 
+
+def _file(controller: str, path: str, file: str, knob: str, **more: Any) -> LedgerEntry:
+    return LedgerEntry(controller=controller, path=path, file=file, knob=knob, **more)
+
+
+_OF_BOX: Final = {"inode": 41, "pod_uid": UID, "container_id": "c1"}
 CONTROL_FILES: Final = (
-    LedgerEntry(
-        controller="cpuset",
-        path=BOX,
-        file="cpuset.cpus",
-        knob="cpu.set",
-        inode=41,
-        original="0-7",
-        pod_uid=UID,
-        container_id="c1",
-    ),
-    LedgerEntry(
-        controller="cpu",
-        path=BOX,
-        file="cpu.shares",
-        knob="cpu.weight",
-        inode=41,
-        original="102",
-        origin=OriginalSource.SPEC,
-        pod_uid=UID,
-        container_id="c1",
-    ),
-    LedgerEntry(
-        controller="cpu",
-        path="/kubepods/besteffort",
-        file="cpu.cfs_quota_us",
-        knob="cpu.quota",
-        inode=40,
-        original="-1",
-    ),
-    LedgerEntry(controller="memory", path=BOX, file="memory.limit_in_bytes", knob="memory.max", inode=41, pod_uid=UID),
+    _file("cpuset", BOX, "cpuset.cpus", "cpu.set", original="0-7", **_OF_BOX),
+    _file("cpu", BOX, "cpu.shares", "cpu.weight", original="102", origin=OriginalSource.SPEC, **_OF_BOX),
+    _file("cpu", "/kubepods/besteffort", "cpu.cfs_quota_us", "cpu.quota", inode=40, original="-1"),
+    _file("memory", BOX, "memory.limit_in_bytes", "memory.max", inode=41, pod_uid=UID),
 )
 """The control files; the last one's original was lost."""
 
