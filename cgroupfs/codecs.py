@@ -221,30 +221,18 @@ def _decode_second(text: str) -> Value:
     return whole(parts[1]) if len(parts) > 1 else DEFAULT_PERIOD_US
 
 
-def _normal_set(text: str) -> str:
-    return str(CpuSet.parse(text))
-
-
-def _normal_number(text: str) -> str:
-    return str(_int(text))
+def _codec(encode: Callable[[Value], str], decode: Callable[[str], Value], unlimited: str = "") -> Codec:
+    """Where a text's normal form is that of its value. ``unlimited``: the text of None."""
+    return Codec(encode, decode, lambda text: unlimited if (value := decode(text)) is None else str(value))
 
 
 def one_number(low: int, high: int, what: str) -> Codec:
     """A file of one number."""
-    return Codec(_numbers(low, high, what), _int, _normal_number)
-
-
-def _normal_negative(text: str) -> str:
-    return str(max(-1, _int(text)))
-
-
-def _normal_max(text: str) -> str:
-    word = words_of(text)[0]
-    return word if word == "max" else str(whole(word))
+    return _codec(_numbers(low, high, what), _int)
 
 
 def _normal_pair(text: str) -> str:
-    return f"{_normal_max(text)} {_decode_second(text)}"
+    return f"{QUOTA_V2.normal(text)} {_decode_second(text)}"
 
 
 def _normal_shares(text: str) -> str:
@@ -261,17 +249,17 @@ def _normal_limit_v2(text: str) -> str:
     return str(value // PAGE * PAGE) if isinstance(value, int) else "max"
 
 
-SET: Final = Codec(_encode_set, CpuSet.parse, _normal_set)
-QUOTA_V1: Final = Codec(_encode_quota_v1, _decode_negative, _normal_negative)
-QUOTA_V2: Final = Codec(_encode_quota_v2, _decode_max, _normal_max)
+SET: Final = _codec(_encode_set, CpuSet.parse)
+QUOTA_V1: Final = _codec(_encode_quota_v1, _decode_negative, "-1")
+QUOTA_V2: Final = _codec(_encode_quota_v2, _decode_max, "max")
 PERIOD_V1: Final = one_number(MIN_BANDWIDTH_US, MAX_PERIOD_US, "period")
 PERIOD_V2: Final = Codec(_refuse_period_alone, _decode_second, _normal_pair)
 SHARES: Final = Codec(_encode_shares, _int, _normal_shares)
-WEIGHT: Final = Codec(_encode_weight, lambda text: weight_to_shares(_int(text)), _normal_number)
+WEIGHT: Final = Codec(_encode_weight, lambda text: weight_to_shares(_int(text)), lambda text: str(_int(text)))
 BURST: Final = one_number(0, MAX_QUOTA_US, "burst")
 IDLE: Final = one_number(0, 1, "idle")
 CLASS: Final = one_number(0, (1 << 32) - 1, "class")
-FLAG: Final = Codec(_encode_flag, _int, _normal_number)
+FLAG: Final = _codec(_encode_flag, _int)
 FROZEN_V1: Final = Codec(_encode_frozen_v1, _decode_frozen_v1, lambda text: _encode_frozen_v1(_decode_frozen_v1(text)))
 IDENTITY: Final = one_number(MIN_IDENTITY, MAX_IDENTITY, "identity")
 QOS: Final = one_number(OFFLINE, 0, "QoS level")
@@ -280,5 +268,5 @@ LIMIT_V1: Final = Codec(_numbers(PAGE, NO_MEMORY_LIMIT, "bytes", unlimited="-1")
 LIMIT_V2: Final = Codec(_numbers(PAGE, NO_MEMORY_LIMIT, "bytes", unlimited="max"), _decode_limit_v2, _normal_limit_v2)
 # Unlike memory, no swap and no protection at all are ordinary values.
 AMOUNT_V2: Final = Codec(_numbers(0, NO_MEMORY_LIMIT, "bytes", unlimited="max"), _decode_limit_v2, _normal_limit_v2)
-PIDS: Final = Codec(_numbers(0, MAX_PIDS, "pids", unlimited="max"), _decode_max, _normal_max)
+PIDS: Final = _codec(_numbers(0, MAX_PIDS, "pids", unlimited="max"), _decode_max, "max")
 NO_LIMIT_V1: Final = str(NO_MEMORY_LIMIT // PAGE * PAGE)
