@@ -203,7 +203,7 @@ async def test_a_limit_below_usage_reclaims_or_is_refused_and_nobody_dies(
     assert held.poll() is None
 
 
-class Short(RealFiles):  # type: ignore[misc]  # final for the agent; here it is this machine with a shortage put on
+class Short(RealFiles):
     """This machine, but with a NUMA node that is out of free memory."""
 
     def read(self, directory: str, file: str) -> str:
