@@ -20,18 +20,22 @@ _HARMLESS: Final = 0x2 | 0x4 | 0x8
 _CERTAINLY_WHOLE: Final = 1_024
 
 
-class FileOps(Protocol):
-    """What the agent does to control files, by absolute paths. All raise plain `OSError`, as the kernel answers."""
-
-    def inode(self, directory: str) -> int: ...
+class ReadOps(Protocol):
+    """Reads kernel files, by absolute paths. All raise plain `OSError`, as the kernel answers."""
 
     def read(self, directory: str, file: str) -> str: ...
 
-    def write(self, directory: str, file: str, text: str) -> None:
-        """One write of the whole value."""
-
     def groups(self, directory: str, most: int | None = None) -> list[str]:
         """Names of the directories inside, in no order; at most so many."""
+
+
+class FileOps(ReadOps, Protocol):
+    """What the agent does to control files."""
+
+    def inode(self, directory: str) -> int: ...
+
+    def write(self, directory: str, file: str, text: str) -> None:
+        """One write of the whole value."""
 
     def files(self, directory: str) -> list[str]:
         """Names of the files inside, in no order."""

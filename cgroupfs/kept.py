@@ -11,7 +11,7 @@ reading; files that are not read any more are closed within seconds.
 import errno
 import os
 import resource
-from typing import Final, Protocol, final
+from typing import Final, final
 
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
@@ -24,15 +24,6 @@ _SWEEP: Final = 4
 _PART: Final = 4
 """Of the descriptors that this process may have, at most this part is kept open here."""
 _FEW: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-
-
-class ReadOps(Protocol):
-    """What a reader of signals needs of `cgroupfs.files.FileOps`. Raises plain `OSError`."""
-
-    def read(self, directory: str, file: str) -> str: ...
-
-    def groups(self, directory: str, most: int | None = None) -> list[str]:
-        """Names of the directories inside, in no order; at most so many."""
 
 
 @final

@@ -18,17 +18,12 @@ from collections.abc import Sequence
 from typing import Final, Protocol, final
 
 from cgroupfs.errors import CgroupDeniedError, cgroup_error
-from cgroupfs.files import RealFiles, mount, unmount
+from cgroupfs.files import ReadOps, RealFiles, mount, unmount
 from cgroupfs.lines import lines_of
 
 
-class GroupFiles(Protocol):
-    """What is done to resctrl's files. Directories are absolute paths. All raise plain `OSError`, as the kernel does.
-
-    Every `FileOps` that can make and remove directories is one.
-    """
-
-    def read(self, directory: str, file: str) -> str: ...
+class GroupFiles(ReadOps, Protocol):
+    """What is done to resctrl's files. Every `FileOps` that can list, make and remove directories is one."""
 
     def write(self, directory: str, file: str, text: str) -> None:
         """One write of the whole value."""
@@ -38,9 +33,6 @@ class GroupFiles(Protocol):
 
     def listdir(self, directory: str) -> list[str]:
         """Names of all that is inside, in no order."""
-
-    def groups(self, directory: str) -> list[str]:
-        """Names of the directories inside, in no order."""
 
     def mkdir(self, path: str) -> None: ...
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, final, runtime_checkable
 import trio
 from msgspec import Struct
 
-from cgroupfs.files import REAL, FileOps
+from cgroupfs.files import REAL, FileOps, ReadOps
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.kept import FdCache, ReadOps
+from cgroupfs.kept import FdCache
 from reconciler.signals.perf_config import PerfConfig
 from reconciler.signals.probe_config import Probe
 from reconciler.signals.vmstat import VmStat
