@@ -106,10 +106,6 @@ def _never(_: Leaf) -> str | None:
     return None
 
 
-def _seconds(value: Leaf) -> str | None:
-    return f"{value}s" if isinstance(value, int) and not isinstance(value, bool) else None
-
-
 def _burst_percent(value: Leaf) -> str | None:
     return _same(min(value, 100)) if isinstance(value, int | float) and not isinstance(value, bool) else None
 

@@ -37,7 +37,6 @@ from state.plan import NodePlan
 _LEAST: Final = 1 << 20
 """Less than this is not worth an action."""
 NAME: Final = "memory_reclaim"
-_BYTES: Final = 1 << 40
 
 
 class ReclaimHistory(Struct, frozen=True, kw_only=True):
