@@ -11,7 +11,6 @@ from msgspec import Meta, Struct
 
 from reconciler.responses.config import LadderConfig, PromotionConfig
 from reconciler.settings.schema import lazy_struct
-from reconciler.signals.perf_config import PerfConfig
 
 if TYPE_CHECKING:
     from reconciler.detectors.rule import RuleConfig
@@ -59,7 +58,6 @@ class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
     promotion: PromotionConfig = PromotionConfig()
     record: RecordConfig = RecordConfig()
 
-    perf: ClassVar[PerfConfig] = PerfConfig()
     # Detectors compare with a past of half a minute, which a start does not have.
     settle_s: ClassVar[float] = 30.0
 

@@ -199,7 +199,6 @@ class InterferenceService:
             private_cgroup2=config.interference.private_cgroup2,
             filesystems={"nodefs": place.kubelet.root_dir, "imagefs": find_image_root(place.root)},
             kubelet=place.kubelet.root_dir,
-            perf=config.interference.perf,
             probes=config.interference.probes,
             cache=self._control.sides.cache_use,
         )

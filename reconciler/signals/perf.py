@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple, final
 
 import trio
+from msgspec import Struct
 
 from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import UNIFIED
@@ -30,7 +31,6 @@ from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import next_beat
 from reconciler.signals.extent import pod_cpus
 from reconciler.signals.perf_abi import CACHE_MISSES, CYCLES, HARDWARE, INSTRUCTIONS, PerfCalls, PerfEvent, RealPerf
-from reconciler.signals.perf_config import PerfConfig
 from reconciler.signals.perf_window import (
     PerfCounts,
     PerfKey,
@@ -56,6 +56,20 @@ _CLOSE_S: Final = 2.0
 _SECOND_LEVEL: Final = 0.5
 """Confidence of misses where the generic event is of the level before the last."""
 _SECOND_LEVEL_VENDORS: Final = ("AuthenticAMD", "HygonGenuine")
+
+
+class PerfConfig(Struct, frozen=True, kw_only=True):
+    """How the pods take turns. No two nodes need other numbers."""
+
+    # Open counters of one CPU each; half of a usual file limit of 4096.
+    descriptors: int = 2048
+    # Fewer seconds of a mostly idle pod have too few cycles for a stable ratio.
+    window_s: float = 10.0
+    # CPI2's: one value per minute, for which a sixth of the time is counted.
+    period_s: float = 60.0
+
+
+LAW: Final = PerfConfig()
 
 
 def due(pods: Collection[str], begun: Mapping[str, float], now: float, law: PerfConfig, *, counting: int) -> list[str]:
@@ -96,12 +110,13 @@ class PerfReader(BaseReader):
         self,
         shared: SharedReaders,
         *,
+        config: PerfConfig = LAW,
         calls: PerfCalls | None = None,
         events: tuple[PerfEvent, PerfEvent, PerfEvent] = (CYCLES, INSTRUCTIONS, CACHE_MISSES),
     ) -> None:
         """``events``: used for cycles, instructions and misses."""
         super().__init__(shared)
-        self._config = shared.means.perf
+        self._config = config
         self._calls = calls or RealPerf()
         self._cycles, self._instructions, self._misses = events
         self._hierarchy = hierarchy = shared.means.hierarchy

@@ -9,9 +9,10 @@ from typing import Final, final
 
 import trio
 
+from cgroupfs.errors import SourceError
 from reconciler.clients.command import Command
 from reconciler.signals.probe_config import CommandProbe
-from reconciler.signals.probe_source import ProbeResult, failed, number_in
+from reconciler.signals.probe_source import ProbeResult, number_in
 from reconciler.signals.probe_targets import ProbeTarget
 
 MOST_OUTPUT: Final = 64 * 1024
@@ -37,13 +38,13 @@ class CommandSource:
             async with self._slots:
                 done = await self._program.run(self._target.probe.timeout_s)
         except OSError as exc:
-            raise failed(title, f"{name}: cannot run: {self._why(exc)}") from exc
+            raise SourceError(title, f"{name}: cannot run: {self._why(exc)}") from exc
         if done.problem:
-            raise failed(title, f"{name}: {done.problem}")
+            raise SourceError(title, f"{name}: {done.problem}")
         try:
             return ProbeResult(number_in(done.output, self._config.field) * self._target.probe.factor)
         except ValueError as exc:
-            raise failed(title, f"{name}: {exc}") from exc
+            raise SourceError(title, f"{name}: {exc}") from exc
 
     async def aclose(self) -> None:
         """Nothing is kept."""

@@ -15,7 +15,7 @@ from reconciler.clients.http import HttpResponse, HttpSession, Take
 from reconciler.clients.http_config import read_line
 from reconciler.runtime.format import size
 from reconciler.signals.probe_config import HttpProbe, PrometheusProbe
-from reconciler.signals.probe_source import ProbeResult, failed, number_in
+from reconciler.signals.probe_source import ProbeResult, number_in
 from reconciler.signals.probe_targets import ProbeTarget
 
 _MOST_VALUE: Final = 64 * 1024
@@ -31,34 +31,34 @@ class HttpProbeClient:
         base, self._path, _ = split_url(target.url)
         self._config = config
         self._title = target.title
-        self.url = f"{base}{self._path.partition('?')[0]}" + (f"?{MASK}" if "?" in self._path else "")
+        self._shown = self._path.partition("?")[0] + (f"?{MASK}" if "?" in self._path else "")
+        self.url = f"{base}{self._shown}"
         self._session = HttpSession(config.peer(target.title, base, target.probe.timeout_s))
 
     async def get(self, headers: Mapping[str, str], most: int) -> HttpResponse:
-        given = {"Accept": "*/*", **headers, **self._config.headers, **self._read_headers()}
-        shown = self.url.partition("://")[2].partition("/")[2]
-        return await self._session.exchange("GET", self._path, None, given, most=most, shown=f"/{shown}")
+        return await self._session.exchange(
+            "GET", self._path, None, self._headers(headers), most=most, shown=self._shown
+        )
 
     async def read(self, headers: Mapping[str, str], take: Take) -> None:
         """One request; ``take`` gets the answer's body as it arrives. Errors: `SourceError`, and those of ``take``."""
-        given = {"Accept": "*/*", **headers, **self._config.headers, **self._read_headers()}
-        shown = self.url.partition("://")[2].partition("/")[2]
-        answer = await self._session.stream("GET", self._path, take, given, shown=f"/{shown}")
+        answer = await self._session.stream("GET", self._path, take, self._headers(headers), shown=self._shown)
         if not answer.ok:
             raise self.refused(answer)
 
-    def _read_headers(self) -> dict[str, str]:
+    def _headers(self, headers: Mapping[str, str]) -> dict[str, str]:
         try:
-            return {name: read_line(path) for name, path in self._config.header_files.items()}
+            secret = {name: read_line(path) for name, path in self._config.header_files.items()}
         except ValueError as exc:
-            raise failed(self._title, str(exc)) from exc
+            raise SourceError(self._title, str(exc)) from exc
+        return {"Accept": "*/*", **headers, **self._config.headers, **secret}
 
     def refused(self, answer: HttpResponse) -> SourceError:
         message = f" {answer.excerpt}" if answer.excerpt else ""
-        return failed(self._title, f"{self.url}: HTTP {answer.status}{message}")
+        return SourceError(self._title, f"{self.url}: HTTP {answer.status}{message}")
 
     def wrong(self, exc: ValueError) -> SourceError:
-        return failed(self._title, f"{self.url}: {exc}")
+        return SourceError(self._title, f"{self.url}: {exc}")
 
     async def aclose(self) -> None:
         await self._session.aclose()

@@ -6,7 +6,6 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from cgroupfs.bounded import decoded, digits
-from cgroupfs.errors import SourceError
 
 _LONGEST_SHOWN: Final = 80
 _DEEPEST: Final = 64
@@ -78,8 +77,3 @@ def _shown(text: str) -> str:
         if message
         else "nothing"
     )
-
-
-def failed(title: str, message: str) -> SourceError:
-    """The error of `ProbeSource.measure`."""
-    return SourceError(title, message)

@@ -16,7 +16,6 @@ from msgspec import Struct
 from cgroupfs.files import REAL, FileOps, ReadOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.kept import FdCache
-from reconciler.signals.perf_config import PerfConfig
 from reconciler.signals.probe_config import Probe
 from reconciler.signals.vmstat import VmStat
 from state.cache import CacheUsage
@@ -129,7 +128,6 @@ class ReaderContext(Struct, frozen=True, kw_only=True):
     private_cgroup2: bool = False
     filesystems: Mapping[str, str] = {}
     kubelet: str = "/var/lib/kubelet"
-    perf: PerfConfig = PerfConfig()
     probes: Mapping[str, Probe] = {}
     cache: Callable[[], CacheUsage | None] = _nothing
     clock: Callable[[], float] = time.monotonic

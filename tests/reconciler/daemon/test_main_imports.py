@@ -36,7 +36,7 @@ NEEDED = {
     "alerts": {"agent_alerts", "alert", "config", "incident", "service", "sinks", "sinks.base"},
     "detectors": {"config"},
     "responses": {"config", "eviction", "eviction.config", "eviction.exemptions", "means", "means.config"},
-    "signals": {"cpu", "groups", "irqs", "latest", "memory", "perf_config", "root_groups"},
+    "signals": {"cpu", "groups", "irqs", "latest", "memory", "root_groups"},
 }
 NEVER = {
     *("pyroute2", "psutil", "httpx2", "httpcore2", "prometheus_client", "grpc", "google.protobuf", "rich", "difflib"),

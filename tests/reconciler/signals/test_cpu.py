@@ -14,6 +14,7 @@ from reconciler.signals.cpu import (
     parse_stat,
 )
 from state.model import PodClass
+from tests.known import known
 from tests.reconciler.nodes import cpus
 
 STAT = """cpu  30 0 30 300 30 0 0 3 0 0
@@ -71,8 +72,7 @@ def test_idle_shares_need_a_difference() -> None:
 
 
 def test_use_is_split_into_online_reclaimed_and_system() -> None:
-    use = node_cpu(*two(on=(S, S + S // 5), be=(0, S // 4), sys=(0, S // 10)), CLASSES)
-    assert use is not None
+    use = known(node_cpu(*two(on=(S, S + S // 5), be=(0, S // 4), sys=(0, S // 10)), CLASSES))
     assert (use.busy_milli, use.online_milli, use.reclaimed_milli, use.system_milli) == (750, 300, 250, 200)
     assert use.idle == {0: 0.25, 1: 1.0}
     assert (use.interval_s, use.age_s) == (1.0, 0.0)
@@ -89,28 +89,24 @@ def test_use_is_split_into_online_reclaimed_and_system() -> None:
     ids=["new pod", "counter restarted", "older use than can be dated", "pod is gone"],
 )
 def test_counters_that_begin_or_end(before: int | None, after: int | None, reclaimed: int) -> None:
-    use = node_cpu(*two(be=(before, after)), CLASSES)
-    assert use is not None
+    use = known(node_cpu(*two(be=(before, after)), CLASSES))
     assert use.reclaimed_milli == reclaimed
     assert use.system_milli == 750 - reclaimed
 
 
 def test_a_pod_of_unknown_class_is_online() -> None:
-    use = node_cpu(*two(who=(0, S // 4)), CLASSES)
-    assert use is not None
+    use = known(node_cpu(*two(who=(0, S // 4)), CLASSES))
     assert (use.online_milli, use.reclaimed_milli) == (250, 0)
 
 
 def test_a_cpu_just_plugged_in_is_busy_until_it_is_known() -> None:
     before, after = reading(0.0, [0], [0]), reading(1.0, [0, 50], [100, 50])
-    use = node_cpu(before, after, {})
-    assert use is not None
+    use = known(node_cpu(before, after, {}))
     assert (use.busy_milli, use.idle) == (1000, {0: 1.0})
 
 
 def test_a_cpu_that_went_away_is_not_counted() -> None:
-    use = node_cpu(reading(0.0, [0, 0], [0, 0]), reading(1.0, [0], [100]), {})
-    assert use is not None
+    use = known(node_cpu(reading(0.0, [0, 0], [0, 0]), reading(1.0, [0], [100]), {}))
     assert use.busy_milli == 0
 
 
@@ -149,11 +145,9 @@ def at(at_s: float, busy: int, idle: int) -> CpuReading:
 def test_the_sampler_needs_two_readings_and_then_tells_the_age() -> None:
     sampler = CpuSampler()
     assert sampler.sample(at(1.0, 0, 0), {}) is None
-    first = sampler.sample(at(2.0, 30, 70), {})
-    assert first is not None
+    first = known(sampler.sample(at(2.0, 30, 70), {}))
     assert (first.busy_milli, first.age_s) == (300, 0.0)
-    later = sampler.current(7.5)
-    assert later is not None
+    later = known(sampler.current(7.5))
     assert (later.busy_milli, later.age_s) == (300, 5.5)
 
 
@@ -161,11 +155,9 @@ def test_a_reading_too_soon_keeps_the_last_answer_and_the_longer_interval() -> N
     sampler = CpuSampler()
     sampler.sample(at(1.0, 0, 0), {})
     sampler.sample(at(2.0, 30, 70), {})
-    soon = sampler.sample(at(2.01, 31, 70), {})
-    assert soon is not None
+    soon = known(sampler.sample(at(2.01, 31, 70), {}))
     assert soon.busy_milli == 300
-    again = sampler.sample(at(3.0, 80, 120), {})
-    assert again is not None
+    again = known(sampler.sample(at(3.0, 80, 120), {}))
     assert (again.busy_milli, again.interval_s) == (500, 1.0)
 
 
@@ -173,8 +165,7 @@ def test_a_clock_that_went_back_begins_anew() -> None:
     sampler = CpuSampler()
     sampler.sample(at(100.0, 0, 0), {})
     assert sampler.sample(at(1.0, 30, 70), {}) is None
-    fresh = sampler.sample(at(2.0, 40, 160), {})
-    assert fresh is not None
+    fresh = known(sampler.sample(at(2.0, 40, 160), {}))
     assert fresh.busy_milli == 100
 
 

@@ -16,6 +16,7 @@ from state.cpu import GroupUse
 from state.model import ContainerKind, PodClass, Pools, RuntimeSpec
 from tests.cgroupfs.test_usage import POD, hierarchy_v1, hierarchy_v2, put, v1_files
 from tests.fakes.clock import Clock
+from tests.known import known
 from tests.reconciler.nodes import container, node, online, pod
 
 
@@ -59,8 +60,7 @@ def test_a_group_that_never_had_a_quota_has_no_throttling_figure(group: Node) ->
 
 def test_a_lifted_quota_leaves_a_group_that_is_not_throttled(group: Node) -> None:
     group.look()
-    use = group.look(after_s=1.0)
-    assert use is not None
+    use = known(group.look(after_s=1.0))
     assert (use.cpu_milli, use.throttled, use.throttled_milli) == (0, 0.0, 0)
 
 
@@ -69,8 +69,7 @@ def test_quick_looks_add_up_instead_of_giving_noise(group: Node) -> None:
     group.counts(10**9 + 10**7)
     assert group.look(after_s=0.04) is None
     group.counts(10**9 + 10**8)
-    use = group.look(after_s=0.06)
-    assert use is not None
+    use = known(group.look(after_s=0.06))
     assert use.cpu_milli == 1000
 
 
@@ -83,8 +82,7 @@ def test_a_group_made_anew_under_the_same_path_has_no_past(group: Node) -> None:
     group.counts(5 * 10**9)  # larger than before: only the inode distinguishes
     assert group.look(after_s=1.0) is None
     group.counts(6 * 10**9)
-    use = group.look(after_s=1.0)
-    assert use is not None
+    use = known(group.look(after_s=1.0))
     assert use.cpu_milli == 1000
 
 
@@ -93,8 +91,7 @@ def test_what_cannot_be_read_grows_old_and_is_not_zero(group: Node) -> None:
     group.counts(2 * 10**9)
     group.look(after_s=1.0)
     (group.root / "cpuacct" / POD.strip("/") / "cpuacct.usage").write_text("none\n")
-    use = group.look(after_s=3.0)
-    assert use is not None
+    use = known(group.look(after_s=3.0))
     assert (use.cpu_milli, use.age_s) == (1000, 3.0)
 
 

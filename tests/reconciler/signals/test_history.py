@@ -4,6 +4,7 @@ import pytest
 
 from reconciler.signals.history import History, SampleSeries
 from state.evidence import Sample, SampleFrame
+from tests.known import known
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -47,8 +48,7 @@ def test_signals_that_share_their_times_are_told_as_if_each_had_its_own(seed: in
         history.add(SampleFrame(at_s=now, wall_s=0, samples={"pod:a": samples, "node": {}}))
         assert history.get("pod:a").keys() == model.keys()
         for name, kept in model.items():
-            series = history.series("pod:a", name)
-            assert series is not None
+            series = known(history.series("pod:a", name))
             assert list(series) == [(at, value) for at, value, _ in kept]
             assert (len(series), series.confidence, series.last) == (len(kept), kept[-1][2], kept[-1][:2])
             since = now - made.choice([-1.0, 0.0, 1.0, 2.5, 50.0])
@@ -81,8 +81,7 @@ def test_a_reading_told_twice_counts_once_and_who_is_gone_is_forgotten() -> None
     history = History()
     history.add(SampleFrame(at_s=10, wall_s=0, samples={"pod:a": {"cpi": Sample(1.0, 0.0)}}))
     history.add(SampleFrame(at_s=11, wall_s=0, samples={"pod:a": {"cpi": Sample(1.0, 1.0)}}))
-    series = history.series("pod:a", "cpi")
-    assert series is not None
+    series = known(history.series("pod:a", "cpi"))
     assert list(series) == [(10, 1.0)]
     assert history.fresh("pod:a", "cpi", 12, 3) == 1.0
     assert history.fresh("pod:a", "cpi", 14, 3) is None

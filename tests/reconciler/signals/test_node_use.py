@@ -10,6 +10,7 @@ from cgroupfs.usage import MemoryUsage
 from reconciler.signals.node_use import NodeUseMeter
 from state.memory import NodeMemoryReading
 from state.model import Classification, GroupRef, Pod, PodClass
+from tests.known import known
 
 GI = 1 << 30
 MEMORY = NodeMemoryReading(total_bytes=32 * GI, available_bytes=20 * GI, age_s=0.0)
@@ -88,8 +89,7 @@ async def test_the_mean_is_of_the_window(scene: Scene) -> None:
     await scene.meter.measure(300)
     scene.after(60, 30)
     scene.counters.ns["/kubepods/a"] = 45 * 10**9
-    use = await scene.meter.measure(300)
-    assert use is not None
+    use = known(await scene.meter.measure(300))
     assert (use.cpus_milli, use.cpu_milli) == (2000, 1000)
     assert (use.total_bytes, use.memory_bytes) == (32 * GI, 12 * GI)
     (pod,) = use.pods
@@ -105,8 +105,7 @@ async def test_what_is_before_the_window_does_not_count(scene: Scene) -> None:
     for _ in range(4):
         await scene.meter.measure(120)
         scene.after(60, 0)
-    use = await scene.meter.measure(120)
-    assert use is not None
+    use = known(await scene.meter.measure(120))
     assert use.cpu_milli == 0
 
 
@@ -115,13 +114,11 @@ async def test_a_new_pod_counts_from_its_first_reading(scene: Scene) -> None:
     scene.after(60, 30)
     # Its counter has what it used before the first reading, which cannot be dated.
     scene.add("late", ns=10**12)
-    use = await scene.meter.measure(300)
-    assert use is not None
+    use = known(await scene.meter.measure(300))
     assert use.pods == ()
     scene.after(60, 30)
     scene.counters.ns["/kubepods/late"] += 6 * 10**9
-    use = await scene.meter.measure(300)
-    assert use is not None
+    use = known(await scene.meter.measure(300))
     assert [pod.cpu_milli for pod in use.pods] == [100]
 
 
@@ -130,8 +127,7 @@ async def test_a_pods_successor_in_the_same_directory_begins_anew(scene: Scene) 
     await scene.meter.measure(300)
     scene.after(60, 30)
     scene.add("a", inode=2, ns=10**9)
-    use = await scene.meter.measure(300)
-    assert use is not None
+    use = known(await scene.meter.measure(300))
     assert use.pods == ()
 
 
@@ -142,8 +138,7 @@ async def test_a_pod_that_cannot_be_read_is_left_out(scene: Scene, lost: str) ->
     await scene.meter.measure(300)
     scene.after(60, 30)
     del getattr(scene.counters, lost)["/kubepods/a"]
-    use = await scene.meter.measure(300)
-    assert use is not None
+    use = known(await scene.meter.measure(300))
     assert [pod.name for pod in use.pods] == ["b"]
 
 
@@ -172,6 +167,5 @@ async def test_a_pod_has_koordinators_names(
     scene.add("a", priority=priority, reclaimed=reclaimed)
     await scene.meter.measure(300)
     scene.after(60, 30)
-    use = await scene.meter.measure(300)
-    assert use is not None
+    use = known(await scene.meter.measure(300))
     assert [(pod.priority, pod.qos) for pod in use.pods] == [expected]

@@ -18,9 +18,8 @@ from msgspec.structs import replace
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.hierarchy import UNIFIED, Hierarchy, HierarchyMode, Mount
-from reconciler.signals.perf import TICK_S, PerfReader, due, stretched_s
+from reconciler.signals.perf import LAW, TICK_S, PerfConfig, PerfReader, due, stretched_s
 from reconciler.signals.perf_abi import CYCLES, PerfEvent, RealPerf, attributes
-from reconciler.signals.perf_config import PerfConfig
 from reconciler.signals.readers import SampleContext, SampleSheet
 from state.evidence import Sample
 from state.model import ContainerKind, GroupRef, NodeView, Pod
@@ -28,8 +27,6 @@ from tests.fakes.constants import varied
 from tests.fakes.perf import SOFTWARE, FakePerf
 from tests.reconciler.nodes import container, node, online, pod
 from tests.reconciler.signals.podtree import shared
-
-LAW = PerfConfig()
 
 
 def hierarchy(directory: Path) -> Hierarchy:
@@ -53,9 +50,8 @@ class Machine:
         self.actual: dict[tuple[str, str], Value] = {}
 
     async def start(self, config: PerfConfig = LAW) -> PerfReader:
-        self.reader = PerfReader(
-            shared(hierarchy=hierarchy(self.directory), perf=config, clock=trio.current_time), calls=self.fake
-        )
+        means = shared(hierarchy=hierarchy(self.directory), clock=trio.current_time)
+        self.reader = PerfReader(means, config=config, calls=self.fake)
         await self.nursery.start(self.reader.run)
         return self.reader
 
@@ -247,7 +243,7 @@ async def test_the_bound_on_descriptors_holds_and_says_what_it_costs(
     item = machine()
     for number in range(12):
         item.add(online(f"web{number:02}"))
-    reader = await item.start(varied(PerfConfig(), descriptors=8))
+    reader = await item.start(varied(LAW, descriptors=8))
     await item.look()
     await item.sleep(30)
     assert reader.descriptors == 6
@@ -378,7 +374,8 @@ async def test_the_reader_counts_real_pods_by_software_events(nursery: trio.Nurs
     view = node(replace(online("web"), group=GroupRef(path=name)), topology=os.cpu_count() or 1)
     assert len(events) == 3
     reader = PerfReader(
-        shared(hierarchy=hierarchy(root), perf=PerfConfig(window_s=0.5, period_s=1)),
+        shared(hierarchy=hierarchy(root)),
+        config=PerfConfig(window_s=0.5, period_s=1),
         events=(events[0], events[1], events[2]),
     )
     try:

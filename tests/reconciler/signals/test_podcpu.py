@@ -4,6 +4,7 @@ import pytest
 
 from cgroupfs.naming import QosClass
 from reconciler.signals.podcpu import PodCpu, parse_cpu_stat
+from tests.known import known
 from tests.reconciler.signals.podtree import KUBEPODS, Tree, read, scene, values
 
 V1 = "nr_periods {}\nnr_throttled {}\nthrottled_time {}\n"
@@ -49,8 +50,7 @@ def test_rates_between_two_passes_and_the_quota_that_throttled_most(tmp_path: Pa
     tree.put("cpu", second, "cpu.stat", V1.format(30, 15, 700_000_000))
     result = values(read(reader, scene(tree, pod)))
     assert result == {"cpu.use": 500.0, "cpu.throttled": 75.0, "cpu.throttled_milli": 400.0}
-    throttling = reader.throttling("a")
-    assert throttling is not None
+    throttling = known(reader.throttling("a"))
     assert (throttling.own_ns, throttling.above_ns, throttling.cpus) == (800_000_000, 0, 0.4)
 
 
@@ -80,8 +80,7 @@ def test_the_besteffort_directorys_quota_is_not_the_pods_own(tmp_path: Path) -> 
     tree.now += 1.0
     tree.put("cpu", f"{KUBEPODS}/besteffort", "cpu.stat", V1.format(10, 10, 300_000_000))
     assert values(read(reader, scene(tree, pod)))["cpu.throttled"] == 0.0
-    throttling = reader.throttling("a")
-    assert throttling is not None
+    throttling = known(reader.throttling("a"))
     assert (throttling.own_ns, throttling.above_ns) == (0, 300_000_000)
 
 
@@ -94,8 +93,7 @@ def test_a_group_that_cannot_be_read_makes_throttling_unknown_and_not_zero(tmp_p
     read(reader, scene(tree, pod))
     tree.now += 1.0
     assert values(read(reader, scene(tree, pod))) == {"cpu.use": 0.0}
-    throttling = reader.throttling("a")
-    assert throttling is not None
+    throttling = known(reader.throttling("a"))
     assert not throttling.sure
 
 

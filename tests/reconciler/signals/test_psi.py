@@ -3,27 +3,24 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import trio
 
 from cgroupfs.files import REAL
+from cgroupfs.kept import ReadOps
 from reconciler.signals.podcpu import Throttling
 from reconciler.signals.psi import Psi
+from reconciler.signals.readers import SampleSheet
 from state.evidence import NODE
 from state.model import Pod
 from tests.reconciler.signals.podtree import Tree, read, scene, values
+from tests.reconciler.signals.test_runqueue import Quota
 
+RESOURCES = ("cpu", "memory", "io")
 LINE = "{} avg10=0.00 avg60=0.00 avg300=0.00 total={}\n"
 
 
 def text(some: int, full: int | None = 0) -> str:
     return LINE.format("some", some) + ("" if full is None else LINE.format("full", full))
-
-
-class Quota:
-    def __init__(self, throttling: Throttling | None) -> None:
-        self.now = throttling
-
-    def throttling(self, uid: str) -> Throttling | None:
-        return self.now
 
 
 class Private:
@@ -61,31 +58,41 @@ class Unsupported:
         return REAL.groups(directory, most)
 
 
-def _pressure(tree: Tree, controller: str, path: str, **totals: tuple[int, int | None]) -> None:
-    for resource in ("cpu", "memory", "io"):
-        tree.put(controller, path, f"{resource}.pressure", text(*totals.get(resource, (0, 0))))
+class Node:
+    """A node with one pod; `next` is a pass, a second after the one before."""
 
+    def __init__(self, tmp_path: Path, version: int = 2, *, unified: bool = False) -> None:
+        self.tree = Tree(tmp_path, version, unified=unified)
+        self.pod = self.tree.pod()
+        self.psi()
 
-def _node(tree: Tree, **totals: tuple[int, int | None]) -> None:
-    for resource in ("cpu", "memory", "io"):
-        tree.proc(f"pressure/{resource}", text(*totals.get(resource, (0, 0))))
+    def psi(
+        self, throttling: Throttling | None = None, *, private: Private | None = None, files: ReadOps = REAL
+    ) -> None:
+        self.reader = Psi(self.tree.shared(files=files), Quota(throttling), private=private)
 
+    def of_pod(self, controller: str = "unified", path: str = "", **totals: tuple[int, int | None]) -> None:
+        for resource in RESOURCES:
+            line = text(*totals.get(resource, (0, 0)))
+            self.tree.put(controller, path or self.pod.group.path, f"{resource}.pressure", line)
 
-def _psi(tree: Tree, throttling: Throttling | None = None, private: Private | None = None) -> Psi:
-    return Psi(tree.shared(), Quota(throttling), private=private)
+    def of_node(self, **totals: tuple[int, int | None]) -> None:
+        for resource in RESOURCES:
+            self.tree.proc(f"pressure/{resource}", text(*totals.get(resource, (0, 0))))
+
+    def next(self, after_s: float = 1.0, *wanted: str) -> SampleSheet:
+        self.tree.now += after_s
+        return read(self.reader, scene(self.tree, self.pod, wanted=wanted), self.tree.now)
 
 
 def test_percent_of_the_time_between_two_passes_of_node_and_pod(tmp_path: Path) -> None:
-    tree = Tree(tmp_path, 2)
-    pod = tree.pod()
-    reader = _psi(tree)
-    _node(tree)
-    _pressure(tree, "unified", pod.group.path)
-    assert values(read(reader, scene(tree, pod))) == {}
-    tree.now += 2.0
-    _node(tree, cpu=(1_000_000, 500), io=(200_000, 100_000))
-    _pressure(tree, "unified", pod.group.path, cpu=(500_000, 100_000), memory=(3_000_000, 20_000))
-    sheet = read(reader, scene(tree, pod), 102.0)
+    node = Node(tmp_path)
+    node.of_node()
+    node.of_pod()
+    assert values(node.next()) == {}
+    node.of_node(cpu=(1_000_000, 500), io=(200_000, 100_000))
+    node.of_pod(cpu=(500_000, 100_000), memory=(3_000_000, 20_000))
+    sheet = node.next(2.0)
     assert values(sheet, "node") == {
         "cpu.pressure": 50.0,
         "memory.pressure": 0.0,
@@ -104,125 +111,100 @@ def test_percent_of_the_time_between_two_passes_of_node_and_pod(tmp_path: Path) 
 
 
 def test_own_throttling_is_no_pressure_and_lowers_the_confidence(tmp_path: Path) -> None:
-    tree = Tree(tmp_path, 2)
-    pod = tree.pod()
-    reader = _psi(tree, Throttling(1.0, 300_000_000, 300_000_000))
-    _pressure(tree, "unified", pod.group.path)
-    read(reader, scene(tree, pod))
-    tree.now += 1.0
-    _pressure(tree, "unified", pod.group.path, cpu=(800_000, 500_000), memory=(500_000, 0))
-    samples = read(reader, scene(tree, pod), 101.0).samples["pod:a"]
+    node = Node(tmp_path)
+    node.psi(Throttling(1.0, 300_000_000, 300_000_000))
+    node.of_pod()
+    node.next()
+    node.of_pod(cpu=(800_000, 500_000), memory=(500_000, 0))
+    samples = node.next().samples["pod:a"]
     assert (samples["cpu.pressure"].value, samples["cpu.pressure"].confidence) == pytest.approx((20.0, 0.25))
     assert (samples["cpu.pressure_full"].value, samples["cpu.pressure_full"].confidence) == pytest.approx((0.0, 0.1))
     assert (samples["memory.pressure"].value, samples["memory.pressure"].confidence) == (50.0, 1.0)
 
 
 def test_a_node_without_pressure_is_asked_again_after_half_a_minute(tmp_path: Path) -> None:
-    tree = Tree(tmp_path, 2)
-    reader = _psi(tree)
+    node = Node(tmp_path)
     for at in (100.0, 101.0, 129.0, 131.0, 132.0):
-        tree.now = at
-        sheet = read(reader, scene(tree), at)
-        assert ("psi=1" in reader.problems().get("memory.pressure", "")) == (at < 131)
-        _node(tree, memory=(int(at) * 100_000, 0))
+        sheet = node.next(at - node.tree.now)
+        assert ("psi=1" in node.reader.problems().get("memory.pressure", "")) == (at < 131)
+        node.of_node(memory=(int(at) * 100_000, 0))
     assert sheet.get(NODE, "memory.pressure") == pytest.approx(20.0)
 
 
 def test_an_old_kernel_tells_no_full_cpu_pressure_and_why(tmp_path: Path) -> None:
-    tree = Tree(tmp_path, 2)
-    pod = tree.pod()
-    reader = _psi(tree)
+    node = Node(tmp_path)
     for total in (0, 100_000):
-        _pressure(tree, "unified", pod.group.path, cpu=(total, None))
-        sheet = read(reader, scene(tree, pod, wanted=["cpu.pressure", "cpu.pressure_full"]), tree.now)
-        tree.now += 1.0
+        node.of_pod(cpu=(total, None))
+        sheet = node.next(1.0, "cpu.pressure", "cpu.pressure_full")
     assert values(sheet) == {"cpu.pressure": 10.0}
-    assert "5.13" in reader.problems()["cpu.pressure_full"]
+    assert "5.13" in node.reader.problems()["cpu.pressure_full"]
 
 
 def test_a_hybrid_nodes_directory_counts_only_with_the_pods_processes_in_it(tmp_path: Path) -> None:
-    tree = Tree(tmp_path, unified=True)
-    pod = tree.pod()
-    reader = _psi(tree)
-    _node(tree)
-    _pressure(tree, "unified", pod.group.path)
-    tree.put("unified", pod.group.path, "cgroup.events", "populated 0\nfrozen 0\n")
-    for _ in range(2):
-        sheet = read(reader, scene(tree, pod), tree.now)
-        tree.now += 1.0
-    assert values(sheet) == {}
-    assert "private_cgroup2" in reader.problems()["cpu.pressure"]
-    tree.put("unified", pod.group.path, "cgroup.events", "populated 1\nfrozen 0\n")
-    tree.now += 10.0
-    for _ in range(2):
-        sheet = read(reader, scene(tree, pod), tree.now)
-        tree.now += 1.0
-    assert values(sheet)["io.pressure"] == 0.0
-    assert reader.problems() == {}
+    node = Node(tmp_path, 1, unified=True)
+    node.of_node()
+    node.of_pod()
+    node.tree.put("unified", node.pod.group.path, "cgroup.events", "populated 0\nfrozen 0\n")
+    node.next()
+    assert values(node.next()) == {}
+    assert "private_cgroup2" in node.reader.problems()["cpu.pressure"]
+    node.tree.put("unified", node.pod.group.path, "cgroup.events", "populated 1\nfrozen 0\n")
+    node.next(11.0)
+    assert values(node.next())["io.pressure"] == 0.0
+    assert node.reader.problems() == {}
 
 
 def test_vendor_kernels_have_the_files_in_cpuacct(tmp_path: Path) -> None:
-    tree = Tree(tmp_path)
-    pod = tree.pod()
-    reader = _psi(tree)
-    _pressure(tree, "cpuacct", pod.group.path)
-    read(reader, scene(tree, pod))
-    tree.now += 1.0
-    _pressure(tree, "cpuacct", pod.group.path, memory=(400_000, 0))
-    assert values(read(reader, scene(tree, pod), 101.0))["memory.pressure"] == 40.0
+    node = Node(tmp_path, 1)
+    node.of_pod("cpuacct")
+    node.next()
+    node.of_pod("cpuacct", memory=(400_000, 0))
+    assert values(node.next())["memory.pressure"] == 40.0
 
 
 def test_a_file_that_exists_and_is_not_supported_is_no_pressure_of_zero(tmp_path: Path) -> None:
-    tree = Tree(tmp_path, 2)
-    pod = tree.pod()
-    _node(tree)
-    _pressure(tree, "unified", pod.group.path)
-    reader = Psi(tree.shared(files=Unsupported()), None)
-    for _ in range(2):
-        sheet = read(reader, scene(tree, pod), tree.now)
-        tree.now += 1.0
-    assert sheet.samples == {}
-    assert "psi=1" in reader.problems()["memory.pressure"]
+    node = Node(tmp_path)
+    node.of_node()
+    node.of_pod()
+    node.psi(files=Unsupported())
+    node.next()
+    assert node.next().samples == {}
+    assert "psi=1" in node.reader.problems()["memory.pressure"]
 
 
 def test_pressure_switched_off_for_a_group_is_told(tmp_path: Path) -> None:
-    tree = Tree(tmp_path, 2)
-    pod = tree.pod()
-    tree.put("unified", pod.group.path, "cgroup.pressure", "0\n")
-    reader = _psi(tree)
-    _node(tree)
-    read(reader, scene(tree, pod))
-    assert "cgroup.pressure" in reader.problems()["cpu.pressure"]
+    node = Node(tmp_path)
+    node.tree.put("unified", node.pod.group.path, "cgroup.pressure", "0\n")
+    node.of_node()
+    node.next()
+    assert "cgroup.pressure" in node.reader.problems()["cpu.pressure"]
 
 
-def test_private_groups_are_used_once_they_are_filled_and_closed_with_the_reader(tmp_path: Path) -> None:
-    tree = Tree(tmp_path)
-    pod = tree.pod()
-    private = Private({})
-    reader = _psi(tree, private=private)
-    read(reader, scene(tree, pod))
-    tree.group("/private")
-    place = tree.hierarchy.directory("pids", "/private")
-    _pressure(tree, "pids", "/private")
-    private.directories["a"] = place
+def test_private_groups_are_used_once_they_are_filled(tmp_path: Path) -> None:
+    node, private = Node(tmp_path, 1), Private({})
+    node.psi(private=private)
+    node.next()
+    node.tree.group("/private")
+    private.directories["a"] = node.tree.hierarchy.directory("pids", "/private")
     for total in (0, 100_000):
-        tree.now += 1.0
-        _pressure(tree, "pids", "/private", cpu=(total, 0))
-        sheet = read(reader, scene(tree, pod), tree.now)
+        node.of_pod("pids", "/private", cpu=(total, 0))
+        sheet = node.next()
     assert values(sheet)["cpu.pressure"] == 10.0
     assert private.updated == 3
+    private.refused = "refused by the kernel"
+    assert node.reader.problems()["io.pressure"] == "refused by the kernel"
+    trio.run(node.reader.aclose)
+    assert private.closed
 
 
 def test_a_pod_made_again_under_its_name_starts_without_a_past(tmp_path: Path) -> None:
-    tree = Tree(tmp_path, 2)
-    pod = tree.pod()
-    reader = _psi(tree)
-    _pressure(tree, "unified", pod.group.path, memory=(100, 0))
-    read(reader, scene(tree, pod))
-    directory = Path(tree.hierarchy.directory("unified", pod.group.path))
+    node = Node(tmp_path)
+    node.of_pod(memory=(100, 0))
+    node.next()
+    before = node.pod.group.inode
+    directory = Path(node.tree.hierarchy.directory("unified", node.pod.group.path))
     directory.rename(directory.with_name("old"))
-    again = tree.pod()
-    assert again.group.inode != pod.group.inode
-    _pressure(tree, "unified", pod.group.path, memory=(900_000, 0))
-    tree.now += 1.0
-    assert "memory.pressure" not in values(read(reader, scene(tree, again), 101.0))
+    node.pod = node.tree.pod()
+    assert node.pod.group.inode != before
+    node.of_pod(memory=(900_000, 0))
+    assert "memory.pressure" not in values(node.next())

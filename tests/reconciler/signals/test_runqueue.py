@@ -1,6 +1,7 @@
 import os
 import random
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from cgroupfs.errors import SourceError
 from reconciler.signals import runqueue
 from reconciler.signals.podcpu import Throttling
 from reconciler.signals.processes import PodProcesses
+from reconciler.signals.readers import SampleSheet
 from reconciler.signals.runqueue import RunQueue, own_wait_ns, parse_schedstat
 from reconciler.signals.taskstats import Delays
 from tests.reconciler.signals.podtree import Tree, read, scene, values
@@ -40,7 +42,7 @@ class Answers:
 
 
 class Quota:
-    """A `Quotas` for all pods."""
+    """A `QuotaLookup` for all pods."""
 
     def __init__(self, throttling: Throttling | None) -> None:
         self.now = throttling
@@ -49,26 +51,48 @@ class Quota:
         return self.now
 
 
-def _node(
-    tmp_path: Path, pids: str = "11\n12\n", throttling: Throttling | None = None
-) -> tuple[Tree, RunQueue, Answers]:
-    tree = Tree(tmp_path)
-    tree.pod()
-    tree.put("cpuset", tree.pod().containers[0].group.path, "cgroup.procs", pids)
-    answers = Answers()
-    processes = PodProcesses(tree.hierarchy)
-    reader = RunQueue(tree.shared(), processes, Quota(throttling), lambda: answers)
-    return tree, reader, answers
+def refused() -> Answers:
+    raise SourceError("taskstats", "CAP_NET_ADMIN is needed")
+
+
+class Node:
+    """A pod of these processes; a pass each second."""
+
+    def __init__(
+        self,
+        tmp_path: Path,
+        pids: str = "11\n12\n",
+        throttling: Throttling | None = None,
+        source: Callable[[], Answers] | None = None,
+    ) -> None:
+        self.tree = Tree(tmp_path)
+        self.pod = self.tree.pod()
+        self.list(pids)
+        self.answers = Answers()
+        quota = Quota(throttling)
+        self.reader = RunQueue(
+            self.tree.shared(), PodProcesses(self.tree.hierarchy), quota, source or (lambda: self.answers)
+        )
+
+    def list(self, pids: str) -> None:
+        self.tree.put("cpuset", self.pod.containers[0].group.path, "cgroup.procs", pids)
+
+    def next(self, known: Mapping[int, Delays], sheet: SampleSheet | None = None, after_s: float = 1.0) -> SampleSheet:
+        self.answers.known = dict(known)
+        self.tree.now += after_s
+        return read(self.reader, scene(self.tree, self.pod), self.tree.now, sheet)
+
+    def threads(self, pid: int, threads: Mapping[int, Delays]) -> None:
+        shutil.rmtree(self.tree.root / f"proc/{pid}/task", ignore_errors=True)
+        for tid, delays in threads.items():
+            self.tree.proc(f"{pid}/task/{tid}/schedstat", f"{delays.run_ns} {delays.wait_ns} {delays.switches}\n")
 
 
 def test_waiting_and_running_of_all_processes(tmp_path: Path) -> None:
-    tree, reader, answers = _node(tmp_path)
-    answers.known = {11: Delays(SECOND, 0, 100), 12: Delays(0, 0, 0)}
-    assert values(read(reader, scene(tree, tree.pod()))) == {}
-    tree.now += 2.0
-    answers.known = {11: Delays(2 * SECOND, 500 * MS, 200), 12: Delays(500 * MS, 0, 50)}
-    result = values(read(reader, scene(tree, tree.pod()), 102.0))
-    assert result == {
+    node = Node(tmp_path)
+    assert values(node.next({11: Delays(SECOND, 0, 100), 12: Delays(0, 0, 0)})) == {}
+    known = {11: Delays(2 * SECOND, 500 * MS, 200), 12: Delays(500 * MS, 0, 50)}
+    assert values(node.next(known, after_s=2.0)) == {
         "cpu.wait": pytest.approx(25.0),
         "cpu.wait_milli": pytest.approx(250.0),
         "cpu.wait_own": 0.0,
@@ -77,41 +101,29 @@ def test_waiting_and_running_of_all_processes(tmp_path: Path) -> None:
 
 
 def test_who_has_ended_is_listed_again_at_once_and_nobody_inherits_its_past(tmp_path: Path) -> None:
-    tree, reader, answers = _node(tmp_path)
-    pod = tree.pod()
-    answers.known = {11: Delays(SECOND, SECOND, 100), 12: Delays(SECOND, SECOND, 100)}
-    read(reader, scene(tree, pod))
-    tree.now += 1.0
-    tree.put("cpuset", pod.containers[0].group.path, "cgroup.procs", "11\n13\n")
-    answers.known = {11: Delays(SECOND + 900 * MS, SECOND + 100 * MS, 200), 13: Delays(SECOND, 9 * SECOND, 9)}
-    assert values(read(reader, scene(tree, pod), 101.0))["cpu.wait"] == pytest.approx(10.0)
-    tree.now += 1.0
-    assert values(read(reader, scene(tree, pod), 102.0))["cpu.wait"] == 0.0
+    node = Node(tmp_path)
+    node.next({11: Delays(SECOND, SECOND, 100), 12: Delays(SECOND, SECOND, 100)})
+    node.list("11\n13\n")
+    known = {11: Delays(SECOND + 900 * MS, SECOND + 100 * MS, 200), 13: Delays(SECOND, 9 * SECOND, 9)}
+    assert values(node.next(known))["cpu.wait"] == pytest.approx(10.0)
+    assert values(node.next(known))["cpu.wait"] == 0.0
     # The newcomer counts from the pass on after the one that saw it first.
-    tree.now += 1.0
-    answers.known[13] = Delays(SECOND + 500 * MS, 9 * SECOND + 500 * MS, 10)
-    assert values(read(reader, scene(tree, pod), 103.0))["cpu.wait"] == pytest.approx(50.0)
+    known[13] = Delays(SECOND + 500 * MS, 9 * SECOND + 500 * MS, 10)
+    assert values(node.next(known))["cpu.wait"] == pytest.approx(50.0)
 
 
 def test_another_process_by_the_same_number_is_no_negative_and_no_huge_wait(tmp_path: Path) -> None:
-    tree, reader, answers = _node(tmp_path, "11\n")
-    answers.known = {11: Delays(5 * SECOND, 5 * SECOND, 500)}
-    read(reader, scene(tree, tree.pod()))
-    tree.now += 1.0
-    answers.known = {11: Delays(6 * SECOND, 0, 5)}
-    sheet = read(reader, scene(tree, tree.pod()), 101.0)
+    node = Node(tmp_path, "11\n")
+    node.next({11: Delays(5 * SECOND, 5 * SECOND, 500)})
+    sheet = node.next({11: Delays(6 * SECOND, 0, 5)})
     assert values(sheet)["cpu.wait_milli"] == 0.0
     assert sheet.samples["pod:a"]["cpu.wait"].confidence == 0.5
 
 
 def test_own_throttling_is_taken_off_and_told(tmp_path: Path) -> None:
-    throttling = Throttling(1.0, 790 * MS, 0)
-    tree, reader, answers = _node(tmp_path, "11\n", throttling)
-    answers.known = {11: Delays(0, 0, 0)}
-    read(reader, scene(tree, tree.pod()))
-    tree.now += 1.0
-    answers.known = {11: Delays(200 * MS, 800 * MS, 100)}
-    sheet = read(reader, scene(tree, tree.pod()), 101.0)
+    node = Node(tmp_path, "11\n", Throttling(1.0, 790 * MS, 0))
+    node.next({11: Delays(0, 0, 0)})
+    sheet = node.next({11: Delays(200 * MS, 800 * MS, 100)})
     assert values(sheet)["cpu.wait_own"] == pytest.approx(790.0)
     assert values(sheet)["cpu.wait_milli"] == pytest.approx(10.0)
     assert sheet.samples["pod:a"]["cpu.wait"].confidence == pytest.approx(0.1)
@@ -145,61 +157,38 @@ def test_no_more_than_all_of_the_waiting_is_ever_taken_off(run: int, wait: int, 
 
 
 def test_processes_that_are_not_known_lower_the_confidence(tmp_path: Path) -> None:
-    tree, reader, answers = _node(tmp_path, "11\n")
-    answers.known = {11: Delays(0, 0, 0)}
-    read(reader, scene(tree, tree.pod()))
-    tree.now += 1.0
-    answers.known = {11: Delays(200 * MS, 200 * MS, 10)}
-    sheet = read(reader, scene(tree, tree.pod()), 101.0)
+    node = Node(tmp_path, "11\n")
+    node.next({11: Delays(0, 0, 0)})
+    sheet = node.next({11: Delays(200 * MS, 200 * MS, 10)})
     assert sheet.samples["pod:a"]["cpu.wait"].confidence == 1.0
-    tree.now += 1.0
-    answers.known = {11: Delays(400 * MS, 400 * MS, 20)}
-    known = type(sheet)()
+    known = SampleSheet()
     known.put("pod:a", "cpu.use", 800.0)
-    sheet = read(reader, scene(tree, tree.pod()), 102.0, known)
+    sheet = node.next({11: Delays(400 * MS, 400 * MS, 20)}, known)
     assert sheet.samples["pod:a"]["cpu.wait"].confidence == pytest.approx(0.25)
 
 
-def _threads(tree: Tree, pid: int, threads: Mapping[int, Delays]) -> None:
-    place = tree.root / "proc" / str(pid) / "task"
-    if place.exists():
-        for old in place.iterdir():
-            (old / "schedstat").unlink()
-            old.rmdir()
-    for tid, delays in threads.items():
-        tree.proc(f"{pid}/task/{tid}/schedstat", f"{delays.run_ns} {delays.wait_ns} {delays.switches}\n")
-
-
 def test_without_taskstats_threads_are_read_and_those_that_ended_drop_out(tmp_path: Path) -> None:
-    tree, _, _ = _node(tmp_path, "11\n")
-
-    def refuse() -> Answers:
-        raise SourceError("taskstats", "CAP_NET_ADMIN is needed")
-
-    reader = RunQueue(tree.shared(), PodProcesses(tree.hierarchy), None, refuse)
-    _threads(tree, 11, {11: Delays(0, 0, 0), 12: Delays(7 * SECOND, 7 * SECOND, 70)})
-    read(reader, scene(tree, tree.pod()))
-    assert "CAP_NET_ADMIN" in reader.problems()["cpu.wait"]
-    tree.now += 1.0
-    _threads(tree, 11, {11: Delays(300 * MS, 100 * MS, 10), 13: Delays(SECOND, SECOND, 10)})
-    assert values(read(reader, scene(tree, tree.pod()), 101.0))["cpu.wait"] == pytest.approx(25.0)
+    node = Node(tmp_path, "11\n", source=refused)
+    node.threads(11, {11: Delays(0, 0, 0), 12: Delays(7 * SECOND, 7 * SECOND, 70)})
+    node.next({})
+    assert "CAP_NET_ADMIN" in node.reader.problems()["cpu.wait"]
+    node.threads(11, {11: Delays(300 * MS, 100 * MS, 10), 13: Delays(SECOND, SECOND, 10)})
+    assert values(node.next({}))["cpu.wait"] == pytest.approx(25.0)
 
 
 def test_a_refusal_in_between_is_a_problem_and_no_sample(tmp_path: Path) -> None:
-    tree, reader, answers = _node(tmp_path)
-    answers.known = {11: Delays(0, 0, 0), 12: Delays(0, 0, 0)}
-    read(reader, scene(tree, tree.pod()))
-    tree.now += 1.0
-    answers.error = PermissionError(1, "Operation not permitted")
-    assert values(read(reader, scene(tree, tree.pod()), 101.0)) == {}
-    assert "Operation not permitted" in reader.problems()["cpu.wait"]
-    assert answers.closed
+    node = Node(tmp_path)
+    node.next({11: Delays(0, 0, 0), 12: Delays(0, 0, 0)})
+    node.answers.error = PermissionError(1, "Operation not permitted")
+    assert values(node.next({})) == {}
+    assert "Operation not permitted" in node.reader.problems()["cpu.wait"]
+    assert node.answers.closed
 
 
 def test_processes_outside_of_this_pid_namespace_are_told(tmp_path: Path) -> None:
-    tree, reader, _ = _node(tmp_path, "0\n0\n")
-    assert values(read(reader, scene(tree, tree.pod()))) == {}
-    assert "hostPID" in reader.problems()["cpu.wait"]
+    node = Node(tmp_path, "0\n0\n")
+    assert values(node.next({})) == {}
+    assert "hostPID" in node.reader.problems()["cpu.wait"]
 
 
 @given(st.text(max_size=40))
@@ -239,28 +228,19 @@ def test_listings_are_kept_for_seconds_and_spread(tmp_path: Path) -> None:
 
 def test_processes_are_queried_in_parts_so_that_others_can_run(tmp_path: Path) -> None:
     pids = range(1000, 1300)
-    tree, reader, answers = _node(tmp_path, "".join(f"{pid}\n" for pid in pids))
-    answers.known = dict.fromkeys(pids, Delays(0, 0, 0))
-    read(reader, scene(tree, tree.pod()))
-    tree.now += 1.0
-    answers.known = dict.fromkeys(pids, Delays(1 * MS, 1 * MS, 1))
-    assert values(read(reader, scene(tree, tree.pod()), 101.0))["cpu.wait_milli"] == pytest.approx(300.0)
-    assert answers.sizes == [128, 128, 44] * 2
+    node = Node(tmp_path, "".join(f"{pid}\n" for pid in pids))
+    node.next(dict.fromkeys(pids, Delays(0, 0, 0)))
+    sheet = node.next(dict.fromkeys(pids, Delays(1 * MS, 1 * MS, 1)))
+    assert values(sheet)["cpu.wait_milli"] == pytest.approx(300.0)
+    assert node.answers.sizes == [128, 128, 44] * 2
 
 
 def test_threads_are_read_up_to_a_bound_where_each_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runqueue, "_THREADS", 10)
-    tree = Tree(tmp_path)
-    tree.put("cpuset", tree.pod().containers[0].group.path, "cgroup.procs", "11\n12\n")
-
-    def refused() -> Answers:
-        raise SourceError("taskstats", "permission denied")
-
-    reader = RunQueue(tree.shared(), PodProcesses(tree.hierarchy), None, refused)
+    node = Node(tmp_path, source=refused)
     for second in range(2):
         for pid in (11, 12):
-            for thread in range(8):
-                tree.proc(f"{pid}/task/{pid * 100 + thread}/schedstat", f"{second * MS} {second * MS} {second}\n")
-        tree.now += 1.0
-        sheet = read(reader, scene(tree, tree.pod()), tree.now)
+            used = Delays(second * MS, second * MS, second)
+            node.threads(pid, {pid * 100 + thread: used for thread in range(8)})
+        sheet = node.next({})
     assert values(sheet)["cpu.wait_milli"] == pytest.approx(10.0), "eight threads of the one, two of the other"

@@ -17,6 +17,7 @@ from reconciler.sources.criapi import cri_pb2
 from state.model import ContainerKind, PodMeta
 from tests.fakes.cri_runtime import FakeRuntime
 from tests.fakes.http2_peer import Peer, Peers, framed
+from tests.known import known
 
 BURSTABLE = "33333333-3333-4333-8333-333333333333"
 MAIN = "3a0df93a9a6d150560c1e2aa4fe9258cd11ca5e74d77b6c77326681d9ad523fc"
@@ -61,8 +62,7 @@ async def test_exited_containers_are_left_out(runtime: FakeRuntime, cri: CriClie
     for container in runtime.containers:
         if container.id == MAIN:
             container.state = cri_pb2.CONTAINER_EXITED
-    pod = await cri.pod(BURSTABLE)
-    assert pod is not None
+    pod = known(await cri.pod(BURSTABLE))
     assert [meta.name for meta in pod.containers] == ["side"]
 
 
@@ -78,8 +78,7 @@ async def test_a_container_whose_sandbox_is_not_listed_tells_names_but_not_label
     runtime: FakeRuntime, cri: CriClient
 ) -> None:
     runtime.sandboxes.clear()
-    pod = await cri.pod(BURSTABLE)
-    assert pod is not None
+    pod = known(await cri.pod(BURSTABLE))
     assert (pod.uid, pod.namespace, pod.name) == (BURSTABLE, "default", "burstable-node1")
     assert (pod.labels, pod.annotations, pod.sandbox_ids) == (None, None, ())
     assert BURSTABLE in {pod.uid for pod in await cri.pods()}
@@ -92,8 +91,7 @@ async def test_of_several_sandboxes_the_newest_tells(runtime: FakeRuntime, cri: 
     newest.created_at += 10**9
     newest.labels["app"] = "newer"
     runtime.sandboxes.append(newest)
-    pod = await cri.pod(BURSTABLE)
-    assert pod is not None
+    pod = known(await cri.pod(BURSTABLE))
     assert pod.labels is not None
     assert pod.labels["app"] == "newer"
     assert pod.sandbox_ids == ("f" * 64, SANDBOX)

@@ -16,6 +16,7 @@ import pytest
 from reconciler.sources import host_processes
 from reconciler.sources.host_processes import HostSearch, find_host_process
 from reconciler.sources.kubelet_config import read_kubelet_config
+from tests.known import known
 from tests.real_cgroups import mount_of
 
 HOST = {"user": "user:[1]", "pid": "pid:[1]", "mnt": "mnt:[1]"}
@@ -129,8 +130,7 @@ def test_a_program_with_a_kubelet_inside_is_verified_as_a_kubelet_is(
 ) -> None:
     path = tree.program(program)
     tree.add(40, path, argv=argv)
-    found = tree.search().process
-    assert found is not None
+    found = known(tree.search().process)
     assert found.inside is not None
     assert (found.pid, found.inside.name, found.arguments) == (40, name, arguments)
     assert (found.executable, found.started, found.unit) == (str(path), 100, "kubelet.service")
@@ -202,8 +202,7 @@ def test_two_programs_with_a_kubelet_inside_are_the_operators_to_choose(tree: Tr
 )
 def test_the_service_is_in_the_path_of_its_group(tree: Tree, text: str, unit: str) -> None:
     tree.add(40, tree.program("bin/k3s"), argv=("k3s agent",), cgroup=text)
-    found = tree.search().process
-    assert found is not None
+    found = known(tree.search().process)
     assert found.unit == unit
 
 

@@ -15,6 +15,7 @@ from cgroupfs.naming import Driver, GroupKind, Layout, QosClass
 from reconciler.runtime.workqueue import DirtyKeys
 from reconciler.sources import tree as sources_tree
 from reconciler.sources.tree import TreeSource
+from tests.known import known
 from tests.real_cgroups import make_root, remove_tree
 from tests.until import until
 
@@ -86,8 +87,7 @@ def make_pod(
 
 def watches(source: TreeSource) -> int:
     assert source.stats is not None
-    watcher = source._watcher
-    assert watcher is not None
+    watcher = known(source._watcher)
     counted = Path(f"/proc/self/fdinfo/{watcher.fd}").read_text().count("inotify wd:")
     assert counted == source.stats.watches
     return counted
@@ -120,8 +120,7 @@ def test_of_two_directories_with_one_uid_the_later_made_counts(real: Tree) -> No
     for qos in (QosClass.BESTEFFORT, QosClass.GUARANTEED):
         real.make(CGROUPFS.pod(qos, UID))
     assert source.scan()[UID].qos is QosClass.GUARANTEED
-    dirs = source.rescan(UID)
-    assert dirs is not None
+    dirs = known(source.rescan(UID))
     assert dirs.qos is QosClass.GUARANTEED
 
 
@@ -150,8 +149,7 @@ async def test_pods_and_containers_that_come_and_go_are_marked(tree: Tree, nurse
     key = f"container:{container_id(0)}"
     await until(lambda: key in marks.log)
     assert marks.take() == [f"pod:{UID}", key, f"pod:{UID}"]
-    located = source.locate(container_id(0))
-    assert located is not None
+    located = known(source.locate(container_id(0)))
     assert located == source.pods()[UID] == source.rescan(UID)
     assert watches(source) == 6
 
@@ -229,8 +227,7 @@ async def test_lost_events_end_in_a_full_listing(tree: Tree, nursery: trio.Nurse
     make_pod(tree)
     await nursery.start(source.run)
     marks.take()
-    watcher = source._watcher
-    assert watcher is not None
+    watcher = known(source._watcher)
     # The watch disappears behind the source's back, and then the queue overflows.
     besteffort = tree.make(CGROUPFS.qos(QosClass.BESTEFFORT))
     await until(lambda: tree.trigger_directory(besteffort) in watcher)
@@ -255,8 +252,7 @@ async def test_the_periodic_listing_repairs_what_no_event_told(
     make_pod(tree, uid="stays")
     make_pod(tree, uid="goes", containers=0)
     await nursery.start(source.run)
-    watcher = source._watcher
-    assert watcher is not None
+    watcher = known(source._watcher)
     marks.take()
     watcher.remove(tree.trigger_directory(CGROUPFS.qos(QosClass.BURSTABLE)))
     make_pod(tree, uid="comes", containers=0)
@@ -278,8 +274,7 @@ async def test_a_pass_and_the_source_list_the_tree_once_for_both(
     make_pod(tree, uid="stays")
     assert (await source.list_again()).pods == source.scan(), "a source that does not run lists the disk"
     await nursery.start(source.run)
-    watcher = source._watcher
-    assert watcher is not None
+    watcher = known(source._watcher)
     marks.take()
     listed: list[str] = []
     real = sources_tree._groups
@@ -383,8 +378,7 @@ async def test_the_recorded_life_of_a_node_is_followed(tree: Tree, nursery: trio
             assert set(source.pods()) == {path.split("/pod")[-1] for path in alive}
             continue
         path = f"{row['dir'].removeprefix(prefix)}/{row['name']}"
-        name = CGROUPFS.parse(path)
-        assert name is not None
+        name = known(CGROUPFS.parse(path))
         if name.pod_uid is not None:
             expected.add(f"pod:{name.pod_uid}")
         if name.container_id is not None:
