@@ -40,12 +40,12 @@ def step(before: float, after: float) -> Values:
 
 
 def test_the_victim_s_share_collapses_while_be_work_moves_much() -> None:
-    text = verdicts(run([], step(20 * GB, 4 * GB), step(1 * GB, 30 * GB), 70))
+    opinions = run([], step(20 * GB, 4 * GB), step(1 * GB, 30 * GB), 70)
+    text = verdicts(opinions)
     assert "i" not in text[:40]
     assert text[-1] == "i"
-    last = run([], step(20 * GB, 4 * GB), step(1 * GB, 30 * GB), 70)[-1]
-    assert last.evidence.startswith("victim 3.7 GiB/s, usually 18.6 GiB/s, BE share 88.2 %")
-    assert last.severity == pytest.approx(2.5)
+    assert opinions[-1].evidence.startswith("victim 3.7 GiB/s, usually 18.6 GiB/s, BE share 88.2 %")
+    assert opinions[-1].severity == pytest.approx(2.5)
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,9 @@ def test_signs(misses: Values, held: Values, be_held: Values, expected: str) -> 
     assert verdicts(run(misses, held, be_held, 60))[-1] == expected
 
 
-def test_a_pod_with_less_to_do_loses_cache_to_nobody() -> None:
+def test_less_to_do_loses_cache_to_nobody_and_too_short_a_past_is_unknown() -> None:
     assert verdicts(run([], FALLS, GROWS, 60, use=step(1000, 200)))[-1] == "o"
+    assert set(verdicts(run(4, [], [], 8))) == {"u"}
 
 
 def test_evidence() -> None:
@@ -56,7 +57,3 @@ def test_evidence() -> None:
         "9 misses per 1000 instructions, usually 4, holds 4 MiB of the cache, usually 20 MiB; BE work 20 MiB"
     )
     assert (last.resource, last.severity) == (ContendedResource.CACHE, 1.5)
-
-
-def test_too_short_a_past_is_unknown() -> None:
-    assert set(verdicts(run(4, [], [], 8))) == {"u"}

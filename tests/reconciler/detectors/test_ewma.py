@@ -33,9 +33,30 @@ def test_a_spike_on_a_flat_line_is_found_at_the_least_number_of_samples(count: i
     assert text == "u" * 11 + "o" * (count - 11) + "s"
 
 
-def test_a_flat_line_finds_nothing_in_rounding() -> None:
-    values = [1.0] * 20 + [1.0000001] * 20
-    assert set(verdicts(run(values, 40))[11:]) == {"o"}
+FLAT = [100.0] * 20
+
+
+@pytest.mark.parametrize(
+    ("values", "config", "end"),
+    [
+        ([1.0] * 14, {}, "u" * 11 + "ooo"),  # fewer samples than eleven are unknown
+        ([1.0] * 20 + [1.0000001] * 20, {}, "o" * 29),  # rounding
+        ([5.0] * 30 + [50.0] * 10 + [5.0] * 10, {}, "ss" + "i" * 8 + "o" * 10),  # recovery is seen at once
+        *(
+            ([*FLAT, 180], {"direction": direction}, end)
+            for direction, end in (("up", "s"), ("down", "o"), ("both", "s"))
+        ),
+        *(
+            ([*FLAT, 20], {"direction": direction}, end)
+            for direction, end in (("up", "o"), ("down", "s"), ("both", "s"))
+        ),
+        ([0.0] * 20 + [4.0], {}, "s"),
+        ([0.0] * 20 + [4.0], {"floor": 2.0}, "o"),  # floors widen what is usual
+        ([10.0] * 20 + [14], {"floor_fraction": 0.5}, "o"),
+    ],
+)
+def test_the_newest_samples(values: list[float], config: dict[str, Any], end: str) -> None:
+    assert verdicts(run(values, len(values), **config)).endswith(end)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -62,35 +83,12 @@ def test_what_lasts_longer_than_the_kept_past_is_the_new_normal_too() -> None:
     assert text[-1] == "o"
 
 
-def test_recovery_is_seen_at_once() -> None:
-    values = [5.0] * 30 + [50.0] * 10 + [5.0] * 10
-    assert verdicts(run(values, 50))[30:] == "ss" + "i" * 8 + "o" * 10
-
-
-@pytest.mark.parametrize(("direction", "up", "down"), [("up", "s", "o"), ("down", "o", "s"), ("both", "s", "s")])
-def test_direction(direction: str, up: str, down: str) -> None:
-    flat = [100.0] * 20
-    assert verdicts(run([*flat, 180], 21, direction=direction))[-1] == up
-    assert verdicts(run([*flat, 20], 21, direction=direction))[-1] == down
-
-
-def test_floors_widen_what_is_usual() -> None:
-    values = [0.0] * 20 + [4.0]
-    assert verdicts(run(values, 21))[-1] == "s"
-    assert verdicts(run(values, 21, floor=2.0))[-1] == "o"
-    assert verdicts(run([10.0] * 20 + [14], 21, floor_fraction=0.5))[-1] == "o"
-
-
 def test_gaps_break_a_row_and_a_sample_seen_twice_counts_once() -> None:
     values: list[float | None] = [5.0] * 20 + [50, None, None, 50] + [None] * 5 + [50, 50]
     text = verdicts(run(values, len(values)))
     assert text[20:24] == "ssss"  # two outliers, the first seen three times
     assert text[24:29] == "sssuu"
     assert "i" not in text
-
-
-def test_fewer_samples_than_eleven_are_unknown() -> None:
-    assert verdicts(run(1.0, 14)) == "u" * 11 + "ooo"
 
 
 def test_evidence_and_gap() -> None:

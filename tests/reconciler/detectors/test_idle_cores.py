@@ -31,13 +31,9 @@ def test_a_pool_that_online_work_fills_is_busy_and_not_disturbed(use: float) -> 
     assert opinions[-1].severity == 0
 
 
-def test_be_work_elsewhere_takes_nothing() -> None:
-    assert set(verdicts(run(0, 3000, 10, (be("b", cpus="4-7"),)))) == {"o"}
-    assert verdicts(run(0, 3000, 10, (be("b", cpus="2-5"),)))[-1] == "i"
-    assert verdicts(run(0, 3000, 10, (be("b", cpus=""),)))[-1] == "i"
-
-
-def test_no_more_can_be_taken_than_be_work_uses() -> None:
+def test_be_work_elsewhere_takes_nothing_and_no_more_can_be_taken_than_it_uses() -> None:
+    for cpus, last in (("4-7", "o"), ("2-5", "i"), ("", "i")):
+        assert verdicts(run(0, 3000, 10, (be("b", cpus=cpus),)))[-1] == last
     assert run(100, 300, 10, buffer_milli=2000)[-1].gap == 300
 
 

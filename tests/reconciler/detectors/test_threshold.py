@@ -14,33 +14,28 @@ def run(
     return judged(DETECTOR, made, Scene({subject: {signal: values}}), steps)
 
 
+BELOW: dict[str, Any] = {"above": None, "below": 10.0, "clear": 20.0, "for_s": 0}
+
+
 @pytest.mark.parametrize(
-    ("values", "expected"),
+    ("values", "config", "expected"),
     [
-        ([1, 1, 1, 1], "oooo"),
-        ([1, 9, 1, 1], "osoo"),  # a spike
-        ([9, 9, 9, 9], "ssii"),
-        ([9, 9, 9, 1, 1, 1, 1, 1], "ssiiiioo"),  # clears after 3 s
-        ([9, 9, 9, 1, 1, 9, 1, 1, 1, 1], "ssiiiiiiio"),  # the time of calm restarts
-        ([9, 9, 9, 1, None, None, None, None, 1, 1, 1, 1], "ssiiiiiuiiio"),  # a gap is no calm, and not the end
-        ([9, None, None, None, None, 9, 9, 9], "ssssussi"),  # nor does it add to a breach
-        ([None, None], "uu"),
-        ([5, 5], "oo"),  # at the limit is not above it
+        ([1, 1, 1, 1], {}, "oooo"),
+        ([1, 9, 1, 1], {}, "osoo"),  # a spike
+        ([9, 9, 9, 9], {}, "ssii"),
+        ([9, 9, 9, 1, 1, 1, 1, 1], {}, "ssiiiioo"),  # clears after 3 s
+        ([9, 9, 9, 1, 1, 9, 1, 1, 1, 1], {}, "ssiiiiiiio"),  # the time of calm restarts
+        ([9, 9, 9, 1, None, None, None, None, 1, 1, 1, 1], {}, "ssiiiiiuiiio"),  # a gap is no calm, and not the end
+        ([9, None, None, None, None, 9, 9, 9], {}, "ssssussi"),  # nor does it add to a breach
+        ([None, None], {}, "uu"),
+        ([5, 5], {}, "oo"),  # at the limit is not above it
+        ([9, 9, 9, 4, 4, 4, 4, 4, 2, 2, 2, 2], {"clear": 2.0}, "ssiiiiiiiiio"),  # between limit and clear value
+        ([4, 4, 4], {"clear": 2.0}, "ooo"),
+        ([15, 9, 15, 20, 20, 20, 20], BELOW, "oiiiiio"),
     ],
 )
-def test_breach_and_clear(values: list[float | None], expected: str) -> None:
-    assert verdicts(run(values, len(values))) == expected
-
-
-def test_between_limit_and_clear_value_nothing_changes() -> None:
-    values = [9, 9, 9, 4, 4, 4, 4, 4, 2, 2, 2, 2]
-    assert verdicts(run(values, 12, clear=2.0)) == "ssiiiiiiiiio"
-    assert verdicts(run([4, 4, 4], 3, clear=2.0)) == "ooo"
-
-
-def test_below() -> None:
-    config: dict[str, Any] = {"above": None, "below": 10.0, "clear": 20.0, "for_s": 0}
-    assert verdicts(run([15, 9, 15, 20, 20, 20, 20], 7, **config)) == "oiiiiio"
+def test_breach_and_clear(values: list[float | None], config: dict[str, Any], expected: str) -> None:
+    assert verdicts(run(values, len(values), **config)) == expected
 
 
 def test_gap_is_told_in_the_resource_s_unit_only() -> None:

@@ -134,39 +134,47 @@ def test_precedence_runs_from_override_down_to_qos() -> None:
     ]
 
 
-def test_two_sources_that_disagree_are_reported_and_the_stronger_decides() -> None:
-    result = classify(pod(annotations={KATALYST: "shared_cores"}, labels={KOORDINATOR: "BE"}), NONE)
-    assert result.pod_class is PodClass.SHARED
-    assert result.problems == (
-        f"annotation {KATALYST}=shared_cores gives shared, label {KOORDINATOR}=BE gives reclaimed: the first applies",
-    )
+@pytest.mark.parametrize(
+    ("facts", "pod_class", "first", "second"),
+    [
+        (
+            pod(annotations={KATALYST: "shared_cores"}, labels={KOORDINATOR: "BE"}),
+            PodClass.SHARED,
+            f"annotation {KATALYST}=shared_cores gives shared",
+            f"label {KOORDINATOR}=BE gives reclaimed",
+        ),
+        (
+            pod(annotations={QOS_LEVEL: "LS", PREEMPTABLE: "true"}),
+            PodClass.SHARED,
+            f"annotation {QOS_LEVEL}=LS gives shared",
+            f"annotation {PREEMPTABLE}=true gives reclaimed",
+        ),
+        (
+            pod(qos="Guaranteed", labels={KOORDINATOR: "BE"}, exclusive=True),
+            PodClass.RECLAIMED,
+            f"label {KOORDINATOR}=BE gives reclaimed",
+            "kubelet: exclusive CPUs gives dedicated",
+        ),
+    ],
+)
+def test_two_sources_that_disagree_are_reported_and_the_stronger_decides(
+    facts: ClassificationInput, pod_class: PodClass, first: str, second: str
+) -> None:
+    result = classify(facts, NONE)
+    assert (result.pod_class, result.problems) == (pod_class, (f"{first}, {second}: the first applies",))
 
 
-def test_two_sources_that_agree_are_no_problem() -> None:
-    facts = pod(
-        annotations={KATALYST: "reclaimed_cores", PREEMPTABLE: "true", QOS_LEVEL: "BE"}, labels={KOORDINATOR: "BE"}
-    )
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pod(
+            annotations={KATALYST: "reclaimed_cores", PREEMPTABLE: "true", QOS_LEVEL: "BE"}, labels={KOORDINATOR: "BE"}
+        ),
+        pod(priority_class="system-node-critical", exclusive=True),
+    ],
+)
+def test_sources_that_agree_and_a_system_pod_with_cpus_of_its_own_are_no_problem(facts: ClassificationInput) -> None:
     assert classify(facts, NONE).problems == ()
-
-
-def test_volcano_marks_that_contradict_each_other_are_reported() -> None:
-    result = classify(pod(annotations={QOS_LEVEL: "LS", PREEMPTABLE: "true"}), NONE)
-    assert result.pod_class is PodClass.SHARED
-    assert result.problems == (
-        f"annotation {QOS_LEVEL}=LS gives shared, annotation {PREEMPTABLE}=true gives reclaimed: the first applies",
-    )
-
-
-def test_a_be_mark_on_a_pod_with_exclusive_cpus_is_reported() -> None:
-    result = classify(pod(qos="Guaranteed", labels={KOORDINATOR: "BE"}, exclusive=True), NONE)
-    assert result.pod_class is PodClass.RECLAIMED
-    assert result.problems == (
-        f"label {KOORDINATOR}=BE gives reclaimed, kubelet: exclusive CPUs gives dedicated: the first applies",
-    )
-
-
-def test_a_system_pod_with_cpus_of_its_own_is_no_contradiction() -> None:
-    assert classify(pod(priority_class="system-node-critical", exclusive=True), NONE).problems == ()
 
 
 def test_an_override_contradicts_marks_on_purpose_but_not_another_override() -> None:
@@ -210,15 +218,10 @@ def test_a_broken_mark_is_one_message_and_the_pod_still_gets_a_class(facts: Clas
     assert (result.pod_class, result.source) == (PodClass.SHARED, "kubernetes QoS: Burstable")
 
 
-def test_a_broken_mark_leaves_the_word_to_the_next_source() -> None:
-    result = classify(pod(annotations={KATALYST: "?"}, labels={KOORDINATOR: "BE"}), NONE)
-    assert result.pod_class is PodClass.RECLAIMED
-    assert len(result.problems) == 1
-
-
-def test_a_long_broken_value_is_cut_in_the_message() -> None:
-    (message,) = classify(pod(labels={KOORDINATOR: "x" * 10_000}), NONE).problems
-    assert len(message) < 300
+def test_a_broken_mark_leaves_the_word_to_the_next_source_and_is_cut_in_the_message() -> None:
+    result = classify(pod(annotations={KATALYST: "?" * 10_000}, labels={KOORDINATOR: "BE"}), NONE)
+    (message,) = result.problems
+    assert (result.pod_class, len(message) < 300) == (PodClass.RECLAIMED, True)
 
 
 def test_what_the_sources_found_is_passed_on() -> None:

@@ -8,32 +8,24 @@ from state.model import ContainerMeta, Resources
 RECLAIMED_MILLICPU = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
 
 
-def test_plain_and_extended_names_are_read_with_their_units() -> None:
-    resources, problems = read_resources(
-        "container main: limits",
-        {
-            "cpu": "1500m",
-            "memory": "2Gi",
-            "kubernetes.io/batch-cpu": "2k",
-            "kubernetes.io/batch-memory": 1 << 20,
-            "x/y": "?",
-        },
-    )
-    assert problems == ()
-    assert resources == Resources(
-        cpu_milli=1500, memory_bytes=2 * 2**30, batch_cpu_milli=2000, batch_memory_bytes=1 << 20
-    )
-
-
-def test_katalyst_names_mean_the_same_fields() -> None:
-    resources, problems = read_resources(
-        "c",
-        {
-            "resource.katalyst.kubewharf.io/reclaimed_millicpu": "750",
-            "resource.katalyst.kubewharf.io/reclaimed_memory": "1Mi",
-        },
-    )
-    assert (resources, problems) == (Resources(batch_cpu_milli=750, batch_memory_bytes=2**20), ())
+@pytest.mark.parametrize(
+    ("texts", "resources"),
+    [
+        ({"cpu": "1500m", "memory": "2Gi", "x/y": "?"}, Resources(cpu_milli=1500, memory_bytes=2 * 2**30)),
+        (
+            {"kubernetes.io/batch-cpu": "2k", "kubernetes.io/batch-memory": 1 << 20},
+            Resources(batch_cpu_milli=2000, batch_memory_bytes=1 << 20),
+        ),
+        (
+            {RECLAIMED_MILLICPU: "750", "resource.katalyst.kubewharf.io/reclaimed_memory": "1Mi"},
+            Resources(batch_cpu_milli=750, batch_memory_bytes=2**20),
+        ),
+        ({}, Resources()),
+        (None, Resources()),
+    ],
+)
+def test_all_names_are_read_with_their_units(texts: dict[str, str | int] | None, resources: Resources) -> None:
+    assert read_resources("container main: limits", texts) == (resources, ())
 
 
 def test_two_names_that_differ_use_the_smaller_and_say_so() -> None:
@@ -58,11 +50,6 @@ def test_one_bad_value_is_one_message_and_the_rest_holds(value: str, expected: s
     assert resources == Resources(memory_bytes=1024)
     assert len(problems) == 1
     assert problems[0].startswith(f"container main: requests: cpu: {value!r}: expected {expected}")
-
-
-def test_nothing_given_is_nothing_set() -> None:
-    assert read_resources("c", None) == (Resources(), ())
-    assert read_resources("c", {}) == (Resources(), ())
 
 
 def _spec(**containers: object) -> dict[str, str]:
@@ -162,18 +149,15 @@ def test_mid_tier_names_are_marked() -> None:
 
 @pytest.mark.parametrize("name", ["kubernetes.io/batch-cpu", "kubernetes.io/mid-cpu", RECLAIMED_MILLICPU])
 @pytest.mark.parametrize("value", ["8", 8, "2", "200m", "2000m", "12000m", "0.5", "12.5", "9999999u"])
-def test_an_amount_of_cpu_that_is_legal_and_cannot_be_meant_is_named_with_its_unit(name: str, value: str | int) -> None:
+def test_an_amount_that_is_legal_and_cannot_be_meant_is_named_with_its_unit(name: str, value: str | int) -> None:
     resources, problems = read_resources("container main: limits", {name: value})
     assert resources.batch_cpu_milli is not None, "it counts as written"
     assert problems == (
         f"container main: limits: {name}: {str(value)!r} counts thousandths of a CPU; 2 CPUs are 2000 or 2k",
     )
-
-
-def test_so_is_an_amount_of_memory() -> None:
-    for value in ("4", "512m", "1000Ki"):
-        _, problems = read_resources("c", {"kubernetes.io/batch-memory": value})
-        assert problems == (f"c: kubernetes.io/batch-memory: {value!r} counts bytes; 2 GiB are 2Gi",)
+    for memory in ("4", "512m", "1000Ki"):
+        _, problems = read_resources("c", {"kubernetes.io/batch-memory": memory})
+        assert problems == (f"c: kubernetes.io/batch-memory: {memory!r} counts bytes; 2 GiB are 2Gi",)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import trio
 from msgspec.structs import replace
+from trio.testing import MockClock
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.sources.kubelet_config import KubeletConfig
@@ -40,12 +41,6 @@ class Kubelet:
     def _restarted(self) -> None:
         self.starts += 1
 
-    async def start(self, nursery: trio.Nursery) -> None:
-        """Run, until the first reading is over."""
-        await nursery.start(self.watch.run)
-        await until(lambda: self.readings, within_s=1000)
-        await trio.sleep(0.01)
-
     async def becomes(self, found: KubeletConfig, for_s: float = 0.0) -> None:
         """The node is so from now on; a sign makes the watch read it."""
         self.found, before = found, self.readings
@@ -54,11 +49,19 @@ class Kubelet:
         await trio.sleep(for_s + 0.01)
 
 
+async def started(nursery: trio.Nursery, found: KubeletConfig, **more: Any) -> Kubelet:
+    """After its first reading."""
+    kubelet = Kubelet(found, **more)
+    await nursery.start(kubelet.watch.run)
+    await until(lambda: kubelet.readings, within_s=1000)
+    await trio.sleep(0.01)
+    return kubelet
+
+
 async def test_a_kubelet_that_starts_after_the_agent_is_followed_at_once(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    kubelet = Kubelet(STANDARD)
-    await kubelet.start(nursery)
+    kubelet = await started(nursery, STANDARD)
     await kubelet.becomes(OWN)
     assert kubelet.taken == [
         ("root_dir: /var/lib/kubelet -> /data/kubelet", "node_name: none -> n1", "reserved_cpus: none -> 0")
@@ -66,11 +69,8 @@ async def test_a_kubelet_that_starts_after_the_agent_is_followed_at_once(
     assert (kubelet.starts, kubelet.watch.current) == (1, OWN)
 
 
-async def test_without_a_sign_it_is_found_by_time(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
-    kubelet = Kubelet(STANDARD)
-    await kubelet.start(nursery)
+async def test_without_a_sign_it_is_found_by_time(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
+    kubelet = await started(nursery, STANDARD)
     await trio.sleep(300)
     assert kubelet.readings < 20
     kubelet.found = OWN
@@ -79,10 +79,9 @@ async def test_without_a_sign_it_is_found_by_time(
 
 
 async def test_a_restart_with_another_configuration_counts_when_it_has_run_for_a_while(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    kubelet = Kubelet(OWN)
-    await kubelet.start(nursery)
+    kubelet = await started(nursery, OWN)
     await kubelet.becomes(replace(OWN, pid=None, started=0))
     assert (kubelet.watch.current.pid, kubelet.watch.current.root_dir) == (None, "/data/kubelet")
     new = replace(OWN, pid=8, started=90, reserved_cpus=CpuSet.span(2))
@@ -92,18 +91,16 @@ async def test_a_restart_with_another_configuration_counts_when_it_has_run_for_a
     assert (kubelet.taken, kubelet.watch.current) == ([("reserved_cpus: 0 -> 0-1",)], new)
 
 
-async def test_a_recycled_pid_is_another_process(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
-    kubelet = Kubelet(OWN)
-    await kubelet.start(nursery)
+async def test_a_recycled_pid_is_another_process(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
+    kubelet = await started(nursery, OWN)
     await kubelet.becomes(replace(OWN, started=71, reserved_cpus=CpuSet([1])), SETTLE_S + 1)
     assert (kubelet.starts, kubelet.taken) == (1, [("reserved_cpus: 0 -> 1",)])
 
 
 async def test_a_kubelet_that_crashes_in_a_loop_changes_nothing(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    kubelet = Kubelet(OWN)
-    await kubelet.start(nursery)
+    kubelet = await started(nursery, OWN)
     for number in range(20):
         await kubelet.becomes(replace(OWN, pid=100 + number, root_dir="/other"), SETTLE_S - 2)
         await kubelet.becomes(replace(STANDARD), 10)
@@ -112,11 +109,10 @@ async def test_a_kubelet_that_crashes_in_a_loop_changes_nothing(
 
 
 async def test_an_edited_file_is_pending_until_the_kubelet_restarts(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     """A kubelet reads its file when it starts: what is written there later is not what it does."""
-    kubelet = Kubelet(OWN)
-    await kubelet.start(nursery)
+    kubelet = await started(nursery, OWN)
     edited = replace(OWN, reserved_cpus=CpuSet.span(2))
     await kubelet.becomes(edited, 60)
     assert (kubelet.taken, kubelet.watch.current.reserved_cpus) == ([], CpuSet([0]))
@@ -128,10 +124,9 @@ async def test_an_edited_file_is_pending_until_the_kubelet_restarts(
 
 
 async def test_without_a_process_the_file_counts_when_two_readings_agree(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    kubelet = Kubelet(STANDARD)
-    await kubelet.start(nursery)
+    kubelet = await started(nursery, STANDARD)
     await kubelet.becomes(replace(STANDARD, port=1))
     assert kubelet.taken == []
     await kubelet.becomes(replace(STANDARD, port=2))
@@ -142,10 +137,9 @@ async def test_without_a_process_the_file_counts_when_two_readings_agree(
 
 @pytest.mark.parametrize("good", [STANDARD, OWN])
 async def test_a_file_that_cannot_be_read_leaves_the_last_good_values(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, good: KubeletConfig
+    nursery: trio.Nursery, autojump_clock: MockClock, good: KubeletConfig
 ) -> None:
-    kubelet = Kubelet(replace(good, reserved_cpus=CpuSet([0])))
-    await kubelet.start(nursery)
+    kubelet = await started(nursery, replace(good, reserved_cpus=CpuSet([0])))
     torn = replace(good, reserved_cpus=CpuSet(), unread=True, problems=("torn",))
     await kubelet.becomes(torn, 100)
     assert (kubelet.taken, kubelet.watch.current.reserved_cpus) == ([], CpuSet([0]))
@@ -155,10 +149,9 @@ async def test_a_file_that_cannot_be_read_leaves_the_last_good_values(
 
 
 async def test_a_new_kubelet_whose_file_cannot_be_read_counts_when_it_can(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    kubelet = Kubelet(OWN)
-    await kubelet.start(nursery)
+    kubelet = await started(nursery, OWN)
     new = replace(OWN, pid=8, reserved_cpus=CpuSet([3]))
     await kubelet.becomes(replace(new, reserved_cpus=CpuSet(), unread=True, problems=("torn",)), 100)
     assert kubelet.taken == []
@@ -166,11 +159,8 @@ async def test_a_new_kubelet_whose_file_cannot_be_read_counts_when_it_can(
     assert kubelet.taken == [("reserved_cpus: 0 -> 3",)]
 
 
-async def test_a_first_reading_that_failed_is_completed_later(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
-    kubelet = Kubelet(replace(OWN, reserved_cpus=CpuSet(), unread=True, problems=("torn",)))
-    await kubelet.start(nursery)
+async def test_a_first_reading_that_failed_is_completed_later(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
+    kubelet = await started(nursery, replace(OWN, reserved_cpus=CpuSet(), unread=True, problems=("torn",)))
     await kubelet.becomes(OWN)
     assert kubelet.taken == [("reserved_cpus: none -> 0",)]
 
@@ -187,8 +177,7 @@ def process() -> Iterator["subprocess.Popen[bytes]"]:
 async def test_the_end_of_the_process_is_seen_at_once(
     nursery: trio.Nursery, process: "subprocess.Popen[bytes]"
 ) -> None:
-    kubelet = Kubelet(replace(OWN, pid=process.pid), pidfd=True)
-    await kubelet.start(nursery)
+    kubelet = await started(nursery, replace(OWN, pid=process.pid), pidfd=True)
     kubelet.found = STANDARD
     process.kill()
     await until(lambda: kubelet.watch.current.pid is None)

@@ -90,17 +90,21 @@ def runtime(tmp_path: Path) -> Runtime:
     return Runtime(tmp_path)
 
 
-def make(runtime: Runtime, tmp_path: Path, *, updates: bool = False) -> tuple[RuntimeEvents, Handler]:
-    handler = Handler()
-    return RuntimeEvents(runtime.dirs, handler, updates=lambda: updates, root=str(tmp_path)), handler
+@pytest.fixture
+def handler() -> Handler:
+    return Handler()
+
+
+@pytest.fixture
+def source(runtime: Runtime, handler: Handler, tmp_path: Path) -> RuntimeEvents:
+    return RuntimeEvents(runtime.dirs, handler, root=str(tmp_path))
 
 
 async def test_creation_and_update_end_in_a_signal_and_removal_in_gone(
-    runtime: Runtime, tmp_path: Path, nursery: trio.Nursery
+    runtime: Runtime, source: RuntimeEvents, handler: Handler, nursery: trio.Nursery
 ) -> None:
     runtime.create("old")
     runtime.settle("old")
-    source, handler = make(runtime, tmp_path)
     await nursery.start(source.run)
     assert handler.take() == [("old", FOUND)]
 
@@ -126,10 +130,8 @@ async def test_creation_and_update_end_in_a_signal_and_removal_in_gone(
 
 
 async def test_each_command_of_the_runtime_is_reported_at_once_and_taken_back_for_an_update(
-    runtime: Runtime, tmp_path: Path, nursery: trio.Nursery
+    runtime: Runtime, source: RuntimeEvents, handler: Handler, nursery: trio.Nursery
 ) -> None:
-    source, handler = make(runtime, tmp_path)
-    commands = handler.commands
     await nursery.start(source.run)
     runtime.create("new")
     await until(lambda: source.covers("new"))
@@ -137,29 +139,27 @@ async def test_each_command_of_the_runtime_is_reported_at_once_and_taken_back_fo
     await until(lambda: len(handler.log) == 1)
     handler.take()
     (runtime.state("new") / "exec.fifo").write_text("")
-    assert commands == []
+    assert handler.commands == []
     for _ in range(3):
         (runtime.state("new") / "state.json").read_text()  # runc exec, runc kill
-    await until(lambda: commands != [])
+    await until(lambda: handler.commands != [])
     await trio.sleep(0.2)
-    assert commands == [("new", True)]
+    assert handler.commands == [("new", True)]
     runtime.settle("new")
     await until(lambda: len(handler.log) == 1)
-    assert (commands, handler.take()) == ([("new", True)], [("new", STATE)])
+    assert (handler.commands, handler.take()) == ([("new", True)], [("new", STATE)])
     # runc update: it opens the file and replaces it.
     (runtime.state("new") / "state.json").read_text()
-    await until(lambda: len(commands) == 2)
+    await until(lambda: len(handler.commands) == 2)
     runtime.rename(runtime.bundle("new"), "init.pid")
     runtime.settle("new")
     await until(lambda: len(handler.log) == 2)
-    assert commands == [("new", True)] * 2 + [("new", False)]
+    assert handler.commands == [("new", True)] * 2 + [("new", False)]
 
 
 async def test_a_reader_that_opens_the_directory_before_is_no_command_and_hides_no_other(
-    runtime: Runtime, tmp_path: Path, nursery: trio.Nursery
+    runtime: Runtime, source: RuntimeEvents, handler: Handler, nursery: trio.Nursery
 ) -> None:
-    source, handler = make(runtime, tmp_path)
-    commands = handler.commands
     for name in ("read", "other", "bundle"):
         runtime.create(name)
         runtime.settle(name)
@@ -169,18 +169,18 @@ async def test_a_reader_that_opens_the_directory_before_is_no_command_and_hides_
     os.listdir(runtime.bundle("bundle"))
     for name in ("other", "bundle"):
         (runtime.state(name) / "state.json").read_text()
-    await until(lambda: len(commands) == 2)
-    assert commands == [("other", True), ("bundle", True)]
+    await until(lambda: len(handler.commands) == 2)
+    assert handler.commands == [("other", True), ("bundle", True)]
     (runtime.state("read") / "state.json").read_text()
-    await until(lambda: len(commands) == 3)
-    assert commands[-1] == ("read", True)
+    await until(lambda: len(handler.commands) == 3)
+    assert handler.commands[-1] == ("read", True)
 
 
 async def test_where_the_kubelet_updates_containers_a_command_is_reported_once_it_is_no_update(
     runtime: Runtime, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
-    source, handler = make(runtime, tmp_path, updates=True)
-    commands = handler.commands
+    handler = Handler()
+    source = RuntimeEvents(runtime.dirs, handler, updates=lambda: True, root=str(tmp_path))
     await nursery.start(source.run)
     runtime.create("new")
     await until(lambda: source.covers("new"))
@@ -190,15 +190,14 @@ async def test_where_the_kubelet_updates_containers_a_command_is_reported_once_i
     runtime.settle("new")
     await until(lambda: len(handler.log) == 2)
     await trio.sleep(0.2)
-    assert commands == []
+    assert handler.commands == []
     (runtime.state("new") / "state.json").read_text()  # runc exec
-    await until(lambda: commands == [("new", True)])
+    await until(lambda: handler.commands == [("new", True)])
 
 
 async def test_a_rename_that_came_before_the_watch_is_not_missed(
-    runtime: Runtime, tmp_path: Path, nursery: trio.Nursery
+    runtime: Runtime, source: RuntimeEvents, handler: Handler, nursery: trio.Nursery
 ) -> None:
-    source, handler = make(runtime, tmp_path)
     runtime.create("first")
     await nursery.start(source.run)
     for number in range(50):
@@ -209,9 +208,8 @@ async def test_a_rename_that_came_before_the_watch_is_not_missed(
 
 
 async def test_signals_are_told_before_everything_else_in_their_batch(
-    runtime: Runtime, tmp_path: Path, nursery: trio.Nursery
+    runtime: Runtime, source: RuntimeEvents, handler: Handler, nursery: trio.Nursery
 ) -> None:
-    source, handler = make(runtime, tmp_path)
     for name in ("a", "b"):
         runtime.create(name)
     await nursery.start(source.run)
@@ -223,9 +221,8 @@ async def test_signals_are_told_before_everything_else_in_their_batch(
 
 
 async def test_roots_that_come_late_go_and_come_again_are_followed(
-    runtime: Runtime, tmp_path: Path, nursery: trio.Nursery
+    runtime: Runtime, source: RuntimeEvents, handler: Handler, nursery: trio.Nursery
 ) -> None:
-    source, handler = make(runtime, tmp_path)
     await nursery.start(source.run)
     # A node on which nothing has run yet; kata's containers have no directory of runc's.
     status = source.status(sandboxed=1)
@@ -263,9 +260,8 @@ async def test_one_runtimes_root_inside_another_is_not_taken_for_a_container(
 
 
 async def test_after_lost_events_every_container_is_told_again(
-    runtime: Runtime, tmp_path: Path, nursery: trio.Nursery
+    runtime: Runtime, source: RuntimeEvents, handler: Handler, nursery: trio.Nursery
 ) -> None:
-    source, handler = make(runtime, tmp_path)
     for name in ("a", "b", "c"):
         runtime.create(name)
     runtime.settle("a")
@@ -288,9 +284,12 @@ async def test_after_lost_events_every_container_is_told_again(
 
 
 async def test_the_periodic_listing_finds_what_no_event_told(
-    runtime: Runtime, tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    runtime: Runtime,
+    source: RuntimeEvents,
+    handler: Handler,
+    nursery: trio.Nursery,
+    autojump_clock: trio.testing.MockClock,
 ) -> None:
-    source, handler = make(runtime, tmp_path)
     for name in ("goes", "stays"):
         runtime.create(name)
         runtime.settle(name)
@@ -312,7 +311,8 @@ async def test_the_periodic_listing_finds_what_no_event_told(
 
 async def test_without_watches_signals_are_found_by_polling(
     runtime: Runtime,
-    tmp_path: Path,
+    source: RuntimeEvents,
+    handler: Handler,
     nursery: trio.Nursery,
     monkeypatch: pytest.MonkeyPatch,
     autojump_clock: trio.testing.MockClock,
@@ -321,7 +321,6 @@ async def test_without_watches_signals_are_found_by_polling(
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr("cgroupfs.watch.INotify", refuse)
-    source, handler = make(runtime, tmp_path)
     await nursery.start(source.run)
     runtime.create("a")
     await trio.sleep(4.5)
@@ -342,12 +341,12 @@ async def test_without_watches_signals_are_found_by_polling(
 
 async def test_a_root_that_cannot_be_read_ends_nothing(
     runtime: Runtime,
-    tmp_path: Path,
+    source: RuntimeEvents,
+    handler: Handler,
     nursery: trio.Nursery,
     monkeypatch: pytest.MonkeyPatch,
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    source, handler = make(runtime, tmp_path)
     runtime.create("a")
     runtime.settle("a")
     await nursery.start(source.run)
@@ -366,8 +365,7 @@ async def test_a_root_that_cannot_be_read_ends_nothing(
     assert source.status().ok
 
 
-async def test_run_again_what_went_meanwhile_is_told(runtime: Runtime, tmp_path: Path) -> None:
-    source, handler = make(runtime, tmp_path)
+async def test_run_again_what_went_meanwhile_is_told(runtime: Runtime, source: RuntimeEvents, handler: Handler) -> None:
     for name in ("a", "b"):
         runtime.create(name)
         runtime.settle(name)
@@ -381,10 +379,9 @@ async def test_run_again_what_went_meanwhile_is_told(runtime: Runtime, tmp_path:
 
 
 async def test_the_recorded_signals_of_a_node_are_all_told_in_order(
-    runtime: Runtime, tmp_path: Path, nursery: trio.Nursery
+    runtime: Runtime, source: RuntimeEvents, handler: Handler, nursery: trio.Nursery
 ) -> None:
     """Replays runc's and the shim's renames of a traced node, in order, as fast as they are taken."""
-    source, handler = make(runtime, tmp_path)
     await nursery.start(source.run)
     expected: list[tuple[str, RuntimeEvent | None]] = []
     for line in (TIMELINES / "runtime.static-1.22.jsonl").read_text().splitlines():
