@@ -44,10 +44,7 @@ def two(**pods: tuple[int | None, int | None]) -> tuple[CpuReading, CpuReading]:
 
 def test_waiting_for_a_disk_is_idle_stolen_time_is_busy_and_guests_are_not_counted_twice() -> None:
     assert parse_stat(STAT) == {0: CpuTicks(busy=40, idle=107), 2: CpuTicks(busy=30, idle=200)}
-
-
-def test_the_four_counters_of_an_old_kernel_are_enough() -> None:
-    assert parse_stat("cpu0 1 2 3 4\n") == {0: CpuTicks(busy=6, idle=4)}
+    assert parse_stat("cpu0 1 2 3 4\n") == {0: CpuTicks(busy=6, idle=4)}, "an old kernel has four counters"
 
 
 @pytest.mark.parametrize("text", ["", "cpu  1 2 3 4\n", "intr 5\ncpu0 1 2 3 4\n", "cpu0 1 2 3\n", "cpu0 a b c d\n"])
@@ -99,15 +96,10 @@ def test_a_pod_of_unknown_class_is_online() -> None:
     assert (use.online_milli, use.reclaimed_milli) == (250, 0)
 
 
-def test_a_cpu_just_plugged_in_is_busy_until_it_is_known() -> None:
-    before, after = reading(0.0, [0], [0]), reading(1.0, [0, 50], [100, 50])
-    use = known(node_cpu(before, after, {}))
+def test_a_cpu_just_plugged_in_is_busy_until_it_is_known_and_one_that_went_away_is_not_counted() -> None:
+    use = known(node_cpu(reading(0.0, [0], [0]), reading(1.0, [0, 50], [100, 50]), {}))
     assert (use.busy_milli, use.idle) == (1000, {0: 1.0})
-
-
-def test_a_cpu_that_went_away_is_not_counted() -> None:
-    use = known(node_cpu(reading(0.0, [0, 0], [0, 0]), reading(1.0, [0], [100]), {}))
-    assert use.busy_milli == 0
+    assert known(node_cpu(reading(0.0, [0, 0], [0, 0]), reading(1.0, [0], [100]), {})).busy_milli == 0
 
 
 @pytest.mark.parametrize("later", [-1.0, 0.0, 0.04])
@@ -142,21 +134,12 @@ def at(at_s: float, busy: int, idle: int) -> CpuReading:
     return reading(at_s, [busy], [idle])
 
 
-def test_the_sampler_needs_two_readings_and_then_tells_the_age() -> None:
+def test_the_sampler_needs_two_readings_and_one_too_soon_keeps_the_last_answer_and_the_longer_interval() -> None:
     sampler = CpuSampler()
     assert sampler.sample(at(1.0, 0, 0), {}) is None
-    first = known(sampler.sample(at(2.0, 30, 70), {}))
-    assert (first.busy_milli, first.age_s) == (300, 0.0)
-    later = known(sampler.current(7.5))
-    assert (later.busy_milli, later.age_s) == (300, 5.5)
-
-
-def test_a_reading_too_soon_keeps_the_last_answer_and_the_longer_interval() -> None:
-    sampler = CpuSampler()
-    sampler.sample(at(1.0, 0, 0), {})
-    sampler.sample(at(2.0, 30, 70), {})
-    soon = known(sampler.sample(at(2.01, 31, 70), {}))
-    assert soon.busy_milli == 300
+    first, later = known(sampler.sample(at(2.0, 30, 70), {})), known(sampler.current(7.5))
+    assert [(use.busy_milli, use.age_s) for use in (first, later)] == [(300, 0.0), (300, 5.5)]
+    assert known(sampler.sample(at(2.01, 31, 70), {})).busy_milli == 300
     again = known(sampler.sample(at(3.0, 80, 120), {}))
     assert (again.busy_milli, again.interval_s) == (500, 1.0)
 
@@ -176,17 +159,9 @@ def test_the_look_counts_idle_time_on_the_watched_cpus_and_be_use() -> None:
     before, after = two()
     look = idle_sample(before, after, cpus("0-1"), reclaimed_ns=(S, S + S // 2))
     assert (look.top_milli, look.idle_milli, look.reclaimed_milli) == (2000, 1250, 500)
-    assert idle_sample(before, after, cpus("0")).idle_milli == 250
-
-
-def test_a_cpu_that_cannot_be_told_is_not_idle() -> None:
-    before, after = two()
-    assert idle_sample(before, after, cpus("0-2")).idle_milli == 1250
-    assert idle_sample(before, after, cpus("2")).idle_milli is None
-
-
-def test_a_look_too_soon_or_a_restarted_counter_is_unknown() -> None:
-    before, after = two()
-    assert idle_sample(after, after, cpus("0-1"), reclaimed_ns=(0, 0)).idle_milli is None
-    assert idle_sample(before, after, cpus("0-1"), reclaimed_ns=(S, 0)).reclaimed_milli is None
-    assert idle_sample(before, after, cpus("0-1"), reclaimed_ns=(None, S)).reclaimed_milli is None
+    # A CPU that cannot be told is not idle.
+    idle = [idle_sample(before, after, cpus(text)).idle_milli for text in ("0", "0-2", "2")]
+    assert idle == [250, 1250, None]
+    assert idle_sample(after, after, cpus("0-1"), reclaimed_ns=(0, 0)).idle_milli is None, "too soon"
+    for counters in ((S, 0), (None, S)):
+        assert idle_sample(before, after, cpus("0-1"), reclaimed_ns=counters).reclaimed_milli is None

@@ -36,18 +36,8 @@ def test_what_an_entry_may_name(text: str, kind: HostKind, pattern: str) -> None
     [
         *("", "unit", "unit:", "unit:a/b", "unit:a b", "unit:" + "a" * 300, "socket:x", "unit:a\x0bb"),
         *("cgroup:/", "cgroup:relative", "cgroup:/a/../b", "cgroup:/a//b", "cgroup:/a/", "cgroup:/./a"),
-        *(
-            "cgroup:" + "/a" * 17,
-            "docker:",
-            "docker:a/b",
-            "docker:=b",
-            "docker:a=",
-            "user:",
-            "user:a b",
-            "user:-1",
-            "user:root:x",
-            "user:٣",
-        ),
+        *("cgroup:" + "/a" * 17, "docker:", "docker:a/b", "docker:=b", "docker:a="),
+        *("user:", "user:a b", "user:-1", "user:root:x", "user:٣"),
     ],
 )
 def test_anything_else_is_refused_with_what_was_expected(text: str) -> None:

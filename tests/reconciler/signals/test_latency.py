@@ -86,17 +86,22 @@ async def ten(target: ProbeTarget) -> ProbeResult:
     return ProbeResult(10.0)
 
 
+async def running(nursery: trio.Nursery, script: Script, probes: dict[str, Probe], *pods: Pod) -> Bench:
+    """A reader that runs, and has been asked once."""
+    bench = Bench(Fake(script), probes, *pods)
+    await nursery.start(bench.reader.run)
+    assert await bench.look() == {}
+    return bench
+
+
 async def test_each_target_is_asked_at_its_own_pace_and_its_answer_grows_old(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    fake = Fake(ten)
     fast = replace(probe("http://svc/", interval_s=2.0), pods=("db-*",))
-    bench = Bench(fake, {"slow": probe(), "fast": fast}, web(1), online("db-1"))
-    await nursery.start(bench.reader.run)
-    assert await bench.look() == {}
+    bench = await running(nursery, ten, {"slow": probe(), "fast": fast}, web(1), online("db-1"))
     await bench.sleep(30)
-    assert fake.times("http://10.0.0.1/") == [0.0, 10.0, 20.0]
-    assert fake.times("http://svc/")[:4] == [0.0, 2.0, 4.0, 6.0]
+    assert bench.fake.times("http://10.0.0.1/") == [0.0, 10.0, 20.0]
+    assert bench.fake.times("http://svc/")[:4] == [0.0, 2.0, 4.0, 6.0]
     ages = [(await bench.sleep(1))["web-1"].age_s for _ in range(10)]
     assert 8 <= max(ages) < 10.01
     assert bench.reader.problems() == {}
@@ -111,9 +116,7 @@ async def test_an_answer_that_is_no_latency_is_a_failure(
     async def script(target: ProbeTarget) -> ProbeResult:
         return ProbeResult(ms if target.url == "http://10.0.0.1/" else 1e9)
 
-    bench = Bench(Fake(script), {"p": probe(interval_s=1.0)}, web(1), web(2))
-    await nursery.start(bench.reader.run)
-    await bench.look()
+    bench = await running(nursery, script, {"p": probe(interval_s=1.0)}, web(1), web(2))
     assert list(await bench.sleep(20)) == ["web-2"]
     assert "not a latency" in bench.reader.problems()[SIGNAL]
 
@@ -124,12 +127,9 @@ async def test_a_hanging_target_delays_no_other(nursery: trio.Nursery, autojump_
             await trio.sleep_forever()
         return ProbeResult(5.0)
 
-    fake = Fake(script)
-    bench = Bench(fake, {"p": probe(interval_s=1.0)}, web(1), web(2))
-    await nursery.start(bench.reader.run)
-    await bench.look()
+    bench = await running(nursery, script, {"p": probe(interval_s=1.0)}, web(1), web(2))
     assert list(await bench.sleep(20)) == ["web-2"]
-    times = fake.times("http://10.0.0.2/")
+    times = bench.fake.times("http://10.0.0.2/")
     assert times == [float(second) for second in range(len(times))]
     assert len(times) >= 19
 
@@ -144,17 +144,16 @@ async def test_a_failing_target_is_unknown_at_once_is_asked_ever_less_and_recove
             raise SourceError(target.title, "HTTP 503")
         return ProbeResult(5.0)
 
-    fake = Fake(script)
-    bench = Bench(fake, {"p": probe(interval_s=5.0)}, web(1))
-    await nursery.start(bench.reader.run)
-    await bench.look()
+    bench = await running(nursery, script, {"p": probe(interval_s=5.0)}, web(1))
     assert list(await bench.sleep(8)) == ["web-1"]
     broken = True
     assert await bench.sleep(5) == {}
     assert bench.reader.problems() == {SIGNAL: "probe p, pod ns/web-1: HTTP 503"}
-    before = len(fake.asked)
+    before = len(bench.fake.asked)
     await bench.sleep(300)
-    gaps = [round(b - a) for (a, _), (b, _) in zip(fake.asked[before - 1 :], fake.asked[before:], strict=False)]
+    gaps = [
+        round(b - a) for (a, _), (b, _) in zip(bench.fake.asked[before - 1 :], bench.fake.asked[before:], strict=False)
+    ]
     assert gaps[:5] == [10, 20, 40, 60, 60]
     broken = False
     assert list(await bench.sleep(61)) == ["web-1"]
@@ -169,9 +168,7 @@ async def test_nothing_to_tell_is_no_failure_and_the_last_answer_grows_old_until
     async def script(target: ProbeTarget) -> ProbeResult:
         return ProbeResult(None if quiet else 5.0)
 
-    bench = Bench(Fake(script), {"p": probe(interval_s=2.0, timeout_s=1.0)}, web(1))
-    await nursery.start(bench.reader.run)
-    await bench.look()
+    bench = await running(nursery, script, {"p": probe(interval_s=2.0, timeout_s=1.0)}, web(1))
     await bench.sleep(6)
     quiet = True
     samples = await bench.sleep(4)
@@ -183,38 +180,32 @@ async def test_nothing_to_tell_is_no_failure_and_the_last_answer_grows_old_until
 async def test_a_pod_that_goes_is_asked_no_more_and_one_with_a_new_address_anew(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    fake = Fake(ten)
-    bench = Bench(fake, {"p": probe(interval_s=1.0)}, web(1), web(2))
-    await nursery.start(bench.reader.run)
-    await bench.look()
+    bench = await running(nursery, ten, {"p": probe(interval_s=1.0)}, web(1), web(2))
     assert set(await bench.sleep(3)) == {"web-1", "web-2"}
     bench.pods = [web(1, ip="10.9.9.9")]
     assert await bench.look() == {"web-1": (await bench.look())["web-1"]}
     await trio.testing.wait_all_tasks_blocked()
-    assert fake.open == {"http://10.9.9.9/"}
+    assert bench.fake.open == {"http://10.9.9.9/"}
     assert await bench.look() == {}
     assert set(await bench.sleep(3)) == {"web-1"}
     bench.pods = []
     await bench.sleep(2)
-    assert fake.open == set()
-    count = len(fake.asked)
+    assert bench.fake.open == set()
+    count = len(bench.fake.asked)
     await bench.sleep(5)
-    assert len(fake.asked) == count
+    assert len(bench.fake.asked) == count
 
 
 async def test_an_answer_of_several_pods_is_each_ones_half_sure_and_goes_on_when_they_change(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    fake = Fake(ten)
-    bench = Bench(fake, {"p": probe("http://svc/", interval_s=1.0)}, web(1), web(2))
-    await nursery.start(bench.reader.run)
-    await bench.look()
+    bench = await running(nursery, ten, {"p": probe("http://svc/", interval_s=1.0)}, web(1), web(2))
     samples = await bench.sleep(3)
     assert {uid: sample.confidence for uid, sample in samples.items()} == {"web-1": 0.5, "web-2": 0.5}
     bench.pods = [web(2)]
     samples = await bench.sleep(1)
     assert {uid: sample.confidence for uid, sample in samples.items()} == {"web-2": 1.0}
-    assert fake.made == 1
+    assert bench.fake.made == 1
 
 
 async def test_nobody_is_asked_while_nobody_wants_to_know(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
@@ -238,9 +229,7 @@ async def test_problems_are_few_whoever_has_them(nursery: trio.Nursery, autojump
 
     pods = [web(number) for number in range(1, 7)]
     pods.append(replace(online("web-7"), ip=None))
-    bench = Bench(Fake(script), {"p": probe(interval_s=1.0)}, *pods)
-    await nursery.start(bench.reader.run)
-    await bench.look()
+    bench = await running(nursery, script, {"p": probe(interval_s=1.0)}, *pods)
     await bench.sleep(3)
     text = bench.reader.problems()[SIGNAL]
     assert text == "; ".join(f"probe p, pod ns/web-{number}: no" for number in (1, 2, 3)) + "; and 4 more"

@@ -9,6 +9,7 @@ from reconciler.policies.waiting import PodWaiting
 from reconciler.signals.onlinewait import OnlineWait
 from reconciler.signals.taskstats import Delays
 from state.model import GroupRef, Pod, RuntimeSpec
+from tests.known import known
 from tests.reconciler.signals.podtree import Tree
 from tests.reconciler.signals.test_runqueue import MS, Answers
 
@@ -47,17 +48,18 @@ class Node:
     def list(self, pids: str) -> None:
         self.tree.put("cpuset", self.pod.containers[0].group.path, "cgroup.procs", pids)
 
-    async def next(self, known: dict[int, Delays], pod: Pod | None = None, **most: int) -> dict[str, PodWaiting] | None:
+    async def next(
+        self, delays: dict[int, Delays], pod: Pod | None = None, **most: int
+    ) -> dict[str, PodWaiting] | None:
         self.tree.now += 0.1
-        self.answers.known = known
+        self.answers.known = delays
         return await self.wait.sample({self.pod.uid: pod or self.pod}, (), self.listed, **(ALL | most))
 
 
 async def test_rates_of_all_processes(tmp_path: Path) -> None:
     node = Node(tmp_path)
     assert await node.next({11: Delays(0, 0, 0), 12: Delays(9 * MS, 0, 0)}) == {}
-    found = await node.next({11: Delays(50 * MS, 10 * MS, 5), 12: Delays(19 * MS, 0, 5)})
-    assert found is not None
+    found = known(await node.next({11: Delays(50 * MS, 10 * MS, 5), 12: Delays(19 * MS, 0, 5)}))
     assert found[node.pod.uid] == pytest.approx((600.0, 100.0, 100.0))
 
 
@@ -75,8 +77,7 @@ async def test_of_many_processes_a_bounded_number_is_read_in_turn_over_its_own_t
         found = await node.next(dict.fromkeys(range(100, 110), used), most_processes=3)
     assert all(len(pids) <= 3 for pids in node.answers.rounds)
     assert {pid for pids in node.answers.rounds for pid in pids} == set(range(100, 110))
-    assert found is not None
-    assert found[node.pod.uid].run_milli == pytest.approx(300.0)
+    assert known(found)[node.pod.uid].run_milli == pytest.approx(300.0)
 
 
 async def test_a_pod_that_its_own_quota_stops_or_may_have_stopped_is_left_out(tmp_path: Path) -> None:
@@ -110,8 +111,7 @@ async def test_without_taskstats_threads_are_read(tmp_path: Path) -> None:
         node.tree.proc("11/task/11/schedstat", f"{used * MS} {used * MS} 7\n")
         node.tree.proc("11/task/12/schedstat", f"0 {used * MS} {7 + used}\n")
         found = await wait.sample({node.pod.uid: node.pod}, (), {}, **ALL)
-    assert found is not None
-    assert found[node.pod.uid] == pytest.approx((300.0, 600.0, 300.0))
+    assert known(found)[node.pod.uid] == pytest.approx((300.0, 600.0, 300.0))
 
 
 async def test_without_taskstats_pressure_stands_in_on_cgroup_v2(tmp_path: Path) -> None:
@@ -124,8 +124,7 @@ async def test_without_taskstats_pressure_stands_in_on_cgroup_v2(tmp_path: Path)
         text = f"some avg10=0.00 avg60=0.00 avg300=0.00 total={used // 2}\n"
         tree.put("cpu", pod.group.path, "cpu.pressure", text)
         found = await wait.sample({pod.uid: pod}, (), {}, **ALL)
-    assert found is not None
-    assert found[pod.uid] == pytest.approx((200.0, 100.0, 0.0))
+    assert known(found)[pod.uid] == pytest.approx((200.0, 100.0, 0.0))
 
 
 async def test_a_host_workload_is_measured_by_its_own_list_and_left_out_where_a_quota_above_stops_it(
@@ -144,8 +143,7 @@ async def test_a_host_workload_is_measured_by_its_own_list_and_left_out_where_a_
         node.answers.known = {11: Delays(0, 0, 0), 12: Delays(0, 0, 0), 21: Delays(used * MS, used * MS, used)}
         found.append(await node.wait.sample({node.pod.uid: node.pod, host.uid: host}, (), node.listed, **ALL))
     assert [host.uid in (waits or {}) for waits in found] == [False, False, True, False]
-    assert found[2] is not None
-    assert found[2][host.uid] == pytest.approx((100.0, 100.0, 100.0))
+    assert known(found[2])[host.uid] == pytest.approx((100.0, 100.0, 100.0))
 
 
 async def test_a_users_processes_have_no_pressure_and_are_read_by_thread(tmp_path: Path) -> None:
@@ -156,8 +154,7 @@ async def test_a_users_processes_have_no_pressure_and_are_read_by_thread(tmp_pat
         tree.now += 0.1
         tree.proc("21/task/21/schedstat", f"{used * MS} {used * MS} 7\n")
         found = await wait.sample({host.uid: host}, (), {host.uid: (21,)}, **ALL)
-    assert found is not None
-    assert found[host.uid] == pytest.approx((200.0, 200.0, 0.0))
+    assert known(found)[host.uid] == pytest.approx((200.0, 200.0, 0.0))
 
 
 async def test_nothing_to_measure_is_no_unknown(tmp_path: Path) -> None:
@@ -185,8 +182,7 @@ async def test_more_named_pods_than_a_round_has_are_read_in_turn(tmp_path: Path)
     for _ in range(40):
         node.tree.now += 0.1
         node.answers.known = {11: Delays(0, 0, 0)}
-        found = await node.wait.sample(pods, list(pods), {}, most_pods=8, most_processes=512)
-        assert found is not None
+        found = known(await node.wait.sample(pods, list(pods), {}, most_pods=8, most_processes=512))
         assert len(found) <= 8
         seen |= found.keys()
     assert seen == set(pods)
@@ -201,8 +197,7 @@ async def test_a_round_has_the_named_the_busy_and_some_of_the_others(tmp_path: P
     for number in range(60):
         node.tree.now += 0.1
         node.answers.known = {11: Delays(number * MS, 0, 0)}
-        found = await node.wait.sample(pods, ["pod-7"], {}, most_pods=8, most_processes=512)
-        assert found is not None
+        found = known(await node.wait.sample(pods, ["pod-7"], {}, most_pods=8, most_processes=512))
         rounds.append(found)
         seen |= found.keys()
     assert all(len(found) <= 8 for found in rounds)

@@ -14,6 +14,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from trio.testing import MockClock
 
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
@@ -53,6 +54,7 @@ class Machine:
         means = shared(hierarchy=hierarchy(self.directory), clock=trio.current_time)
         self.reader = PerfReader(means, config=config, calls=self.fake)
         await self.nursery.start(self.reader.run)
+        assert await self.look() == {}
         return self.reader
 
     def add(self, item: Pod) -> Path:
@@ -88,20 +90,21 @@ class Machine:
             calm = 0 if self.reader._limiter.borrowed_tokens else calm + 1
 
 
+Make = Callable[..., Machine]
+
+
 @pytest.fixture
-def machine(tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> Callable[..., Machine]:
+def machine(tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock) -> Make:
     return lambda **fake: Machine(tmp_path, nursery, **fake)
 
 
 async def test_an_online_pod_is_counted_for_a_window_and_what_it_told_grows_old(
-    machine: Callable[..., Machine],
-    autojump_clock: trio.testing.MockClock,
+    machine: Make, autojump_clock: MockClock
 ) -> None:
     item = machine(counters=2)
     path = item.add(online("web"))
     item.add(pod("be"))
     reader = await item.start()
-    assert await item.look() == {}
     await item.sleep(2)
     assert reader.descriptors == 4  # cycles and instructions: three events do not fit two counters
     item.fake.run(path, 0, 4.0, {0: 3e9, 1: 2e9})
@@ -121,14 +124,12 @@ async def test_an_online_pod_is_counted_for_a_window_and_what_it_told_grows_old(
 
 
 async def test_misses_are_per_thousand_instructions_and_shared_counters_lower_the_confidence(
-    machine: Callable[..., Machine],
-    autojump_clock: trio.testing.MockClock,
+    machine: Make, autojump_clock: MockClock
 ) -> None:
     item = machine(counters=3)
     path = item.add(online("web"))
     (path / "inner").mkdir()
     await item.start()
-    await item.look()
     await item.sleep(2)
     other = item.fake.open(attributes(CYCLES, leader=True), -1, 0, -1, 8)
     item.fake.enable(other)
@@ -141,12 +142,11 @@ async def test_misses_are_per_thousand_instructions_and_shared_counters_lower_th
 
 
 async def test_nothing_is_opened_while_nobody_wants_it_and_all_is_closed_when_nobody_does_any_more(
-    machine: Callable[..., Machine],
-    autojump_clock: trio.testing.MockClock,
+    machine: Make, autojump_clock: MockClock
 ) -> None:
     item = machine()
-    item.add(online("web"))
     reader = await item.start()
+    item.add(online("web"))
     await item.look("cpu.wait")
     await item.wait(5)
     assert item.fake.calls == []
@@ -158,16 +158,13 @@ async def test_nothing_is_opened_while_nobody_wants_it_and_all_is_closed_when_no
     assert item.fake.events == {}
 
 
-async def test_few_pods_are_counted_at_a_time_and_all_in_a_period(
-    machine: Callable[..., Machine], autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_few_pods_are_counted_at_a_time_and_all_in_a_period(machine: Make, autojump_clock: MockClock) -> None:
     item = machine()
     for number in range(24):
         item.add(online(f"web{number:02}"))
     reader = await item.start()
     most = 0
     texts: set[str] = set()
-    await item.look()
     for _ in range(75):
         await item.wait(1)
         for uid in item.pods:
@@ -181,13 +178,11 @@ async def test_few_pods_are_counted_at_a_time_and_all_in_a_period(
 
 
 async def test_a_pod_that_goes_is_let_go_at_once_and_one_that_comes_anew_has_no_past(
-    machine: Callable[..., Machine],
-    autojump_clock: trio.testing.MockClock,
+    machine: Make, autojump_clock: MockClock
 ) -> None:
     item = machine()
     path = item.add(online("web"))
     reader = await item.start()
-    await item.look()
     await item.sleep(2)
     assert item.fake.holding(path) == 6
     item.fake.run(path, 0, 1.0, {0: 2e9, 1: 1e9})
@@ -205,12 +200,11 @@ async def test_a_pod_that_goes_is_let_go_at_once_and_one_that_comes_anew_has_no_
     assert reader.problems() == {}
 
 
-async def test_cancelling_gives_all_descriptors_back(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+async def test_cancelling_gives_all_descriptors_back(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
         item = Machine(tmp_path, nursery)
         item.add(online("web"))
         reader = await item.start()
-        await item.look()
         await item.wait(3)
         assert reader.descriptors == 6
         nursery.cancel_scope.cancel()
@@ -218,13 +212,11 @@ async def test_cancelling_gives_all_descriptors_back(tmp_path: Path, autojump_cl
 
 
 async def test_without_a_pmu_both_signals_say_why_and_it_is_tried_again_now_and_then(
-    machine: Callable[..., Machine],
-    autojump_clock: trio.testing.MockClock,
+    machine: Make, autojump_clock: MockClock
 ) -> None:
     item = machine(refusal=errno.EACCES)
     path = item.add(online("web"))
     reader = await item.start()
-    await item.look()
     await item.sleep(3)
     assert set(reader.problems()) == {"cpi", "llc.misses"}
     assert "kernel.perf_event_paranoid" in reader.problems()["cpi"]
@@ -237,14 +229,11 @@ async def test_without_a_pmu_both_signals_say_why_and_it_is_tried_again_now_and_
     assert item.fake.holding(path) == 6
 
 
-async def test_the_bound_on_descriptors_holds_and_says_what_it_costs(
-    machine: Callable[..., Machine], autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_the_bound_on_descriptors_holds_and_says_what_it_costs(machine: Make, autojump_clock: MockClock) -> None:
     item = machine()
     for number in range(12):
         item.add(online(f"web{number:02}"))
     reader = await item.start(varied(LAW, descriptors=8))
-    await item.look()
     await item.sleep(30)
     assert reader.descriptors == 6
     assert reader.problems() == {"cpi": "8 file descriptors allow one measurement per pod every 99 s"}
@@ -254,14 +243,12 @@ async def test_the_bound_on_descriptors_holds_and_says_what_it_costs(
 
 
 async def test_where_no_descriptor_is_left_what_is_open_stays_and_no_more_is_asked_for(
-    machine: Callable[..., Machine],
-    autojump_clock: trio.testing.MockClock,
+    machine: Make, autojump_clock: MockClock
 ) -> None:
     item = machine(most=7)
     for number in range(24):
         item.add(online(f"web{number:02}"))
     reader = await item.start()
-    await item.look()
     await item.sleep(4)
     assert reader.descriptors == 6
     assert "no file descriptor is left (EMFILE)" in reader.problems()["cpi"]
@@ -271,13 +258,12 @@ async def test_where_no_descriptor_is_left_what_is_open_stays_and_no_more_is_ask
 
 
 async def test_a_pod_without_a_group_there_is_told_and_the_others_are_counted(
-    machine: Callable[..., Machine], autojump_clock: trio.testing.MockClock
+    machine: Make, autojump_clock: MockClock
 ) -> None:
     item = machine()
     item.add(online("a")).rmdir()
     item.add(online("b"))
     reader = await item.start()
-    await item.look()
     await item.sleep(4)
     assert reader.descriptors == 6
     assert reader.problems() == {"cpi": "pod ns/a: no group for hardware counters"}
@@ -287,14 +273,13 @@ async def test_a_pod_without_a_group_there_is_told_and_the_others_are_counted(
 
 
 async def test_a_processor_whose_event_is_of_the_second_level_is_believed_less(
-    machine: Callable[..., Machine], autojump_clock: trio.testing.MockClock, tmp_path: Path
+    machine: Make, autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\n")
     item = machine()
     path = item.add(online("web"))
     reader = await item.start()
-    await item.look()
     await item.sleep(2)
     item.fake.run(path, 0, 1.0, {0: 2e9, 1: 1e9, 3: 1e6})
     await item.sleep(12)
@@ -337,9 +322,7 @@ def test_a_bound_stretches_the_period_by_what_is_wanted_of_it() -> None:
     assert stretched_s([], 10, LAW) == 60.0
 
 
-async def test_a_pod_is_counted_where_its_containers_may_run(
-    machine: Callable[..., Machine], autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_pod_is_counted_where_its_containers_may_run(machine: Make, autojump_clock: MockClock) -> None:
     item = machine(cpus=8)
     item.cpus = 8
     web = online("web", container("a"), container("b"), container("pause", kind=ContainerKind.SANDBOX))
@@ -348,7 +331,6 @@ async def test_a_pod_is_counted_where_its_containers_may_run(
     # The CPUs of a sandbox are not read.
     item.actual = {(a, "cpu.set"): CpuSet([1, 2]), (b, "cpu.set"): CpuSet([2, 9])}
     reader = await item.start()
-    await item.look()
     await item.sleep(2)
     assert reader.descriptors == 3 * 2
     assert {event.cpu for event in item.fake.events.values()} == {1, 2}

@@ -1,9 +1,11 @@
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cgroupfs.naming import QosClass
-from reconciler.signals.podcpu import PodCpu, parse_cpu_stat
+from reconciler.signals.podcpu import PodCpu, Throttling, parse_cpu_stat
 from tests.known import known
 from tests.reconciler.signals.podtree import KUBEPODS, Tree, read, scene, values
 
@@ -30,92 +32,86 @@ def test_cpu_stat_of_both_versions_in_one_unit(text: str, expected: tuple[object
     assert tuple(parse_cpu_stat(text)) == expected
 
 
-def _usage(tree: Tree, path: str, ns: int) -> None:
-    tree.put("cpuacct", path, "cpuacct.usage", f"{ns}\n")
+class Node:
+    """A pod whose counters the test sets: CPU time, and by group periods, throttled ones and throttled ns (v1)."""
+
+    def __init__(self, tmp_path: Path, version: int = 1, **pod: Any) -> None:
+        self.tree = Tree(tmp_path, version)
+        self.pod = self.tree.pod(**pod)
+        self.groups = [container.group.path for container in self.pod.containers]
+        self.reader = PodCpu(self.tree.shared())
+
+    def use(self, ns: int) -> None:
+        self.tree.put("cpuacct", self.pod.group.path, "cpuacct.usage", f"{ns}\n")
+
+    def quota(self, *counts: int, of: Sequence[str] = ()) -> None:
+        """Of these groups; by default the pod's own and its containers'."""
+        for path in of or (self.pod.group.path, *self.groups):
+            self.tree.put("cpu", path, "cpu.stat", V1.format(*counts))
+
+    def next(self, after_s: float = 1.0) -> dict[str, float]:
+        self.tree.now += after_s
+        return values(read(self.reader, scene(self.tree, self.pod)))
+
+    def throttling(self) -> Throttling:
+        return known(self.reader.throttling("a"))
 
 
 def test_rates_between_two_passes_and_the_quota_that_throttled_most(tmp_path: Path) -> None:
-    tree = Tree(tmp_path)
-    pod = tree.pod(containers=2)
-    reader = PodCpu(tree.shared())
-    first, second = (container.group.path for container in pod.containers)
-    _usage(tree, pod.group.path, 1_000_000_000)
-    for path in (pod.group.path, first, second):
-        tree.put("cpu", path, "cpu.stat", V1.format(10, 0, 0))
-    assert values(read(reader, scene(tree, pod))) == {}
-    assert reader.throttling("a") is None
-    tree.now += 2.0
-    _usage(tree, pod.group.path, 2_000_000_000)
-    tree.put("cpu", first, "cpu.stat", V1.format(30, 5, 100_000_000))
-    tree.put("cpu", second, "cpu.stat", V1.format(30, 15, 700_000_000))
-    result = values(read(reader, scene(tree, pod)))
-    assert result == {"cpu.use": 500.0, "cpu.throttled": 75.0, "cpu.throttled_milli": 400.0}
-    throttling = known(reader.throttling("a"))
+    node = Node(tmp_path, containers=2)
+    node.use(1_000_000_000)
+    node.quota(10, 0, 0)
+    assert node.next() == {}
+    assert node.reader.throttling("a") is None
+    node.use(2_000_000_000)
+    node.quota(30, 5, 100_000_000, of=node.groups[:1])
+    node.quota(30, 15, 700_000_000, of=node.groups[1:])
+    assert node.next(2.0) == {"cpu.use": 500.0, "cpu.throttled": 75.0, "cpu.throttled_milli": 400.0}
+    throttling = node.throttling()
     assert (throttling.own_ns, throttling.above_ns, throttling.cpus) == (800_000_000, 0, 0.4)
 
 
 def test_a_quota_set_a_second_ago_is_seen_at_the_next_pass(tmp_path: Path) -> None:
-    tree = Tree(tmp_path)
-    pod = tree.pod()
-    reader = PodCpu(tree.shared())
-    _usage(tree, pod.group.path, 0)
-    for path in (pod.group.path, pod.containers[0].group.path):
-        tree.put("cpu", path, "cpu.stat", V1.format(0, 0, 0))
-    for _ in range(3):
-        sheet = read(reader, scene(tree, pod))
-        tree.now += 1.0
-    assert values(sheet)["cpu.throttled"] == 0.0
-    tree.put("cpu", pod.containers[0].group.path, "cpu.stat", V1.format(10, 10, 500_000_000))
-    assert values(read(reader, scene(tree, pod)))["cpu.throttled"] == 100.0
+    node = Node(tmp_path)
+    node.use(0)
+    node.quota(0, 0, 0)
+    assert [node.next().get("cpu.throttled") for _ in range(3)] == [None, 0.0, 0.0]
+    node.quota(10, 10, 500_000_000, of=node.groups)
+    assert node.next()["cpu.throttled"] == 100.0
 
 
 def test_the_besteffort_directorys_quota_is_not_the_pods_own(tmp_path: Path) -> None:
-    tree = Tree(tmp_path)
-    pod = tree.pod(qos=QosClass.BESTEFFORT)
-    reader = PodCpu(tree.shared())
-    _usage(tree, pod.group.path, 0)
-    for path in (pod.group.path, pod.containers[0].group.path, f"{KUBEPODS}/besteffort"):
-        tree.put("cpu", path, "cpu.stat", V1.format(0, 0, 0))
-    read(reader, scene(tree, pod))
-    tree.now += 1.0
-    tree.put("cpu", f"{KUBEPODS}/besteffort", "cpu.stat", V1.format(10, 10, 300_000_000))
-    assert values(read(reader, scene(tree, pod)))["cpu.throttled"] == 0.0
-    throttling = known(reader.throttling("a"))
-    assert (throttling.own_ns, throttling.above_ns) == (0, 300_000_000)
+    node, besteffort = Node(tmp_path, qos=QosClass.BESTEFFORT), [f"{KUBEPODS}/besteffort"]
+    node.use(0)
+    node.quota(0, 0, 0)
+    node.quota(0, 0, 0, of=besteffort)
+    node.next()
+    node.quota(10, 10, 300_000_000, of=besteffort)
+    assert node.next()["cpu.throttled"] == 0.0
+    assert (node.throttling().own_ns, node.throttling().above_ns) == (0, 300_000_000)
 
 
 def test_a_group_that_cannot_be_read_makes_throttling_unknown_and_not_zero(tmp_path: Path) -> None:
-    tree = Tree(tmp_path)
-    pod = tree.pod()
-    reader = PodCpu(tree.shared())
-    _usage(tree, pod.group.path, 0)
-    tree.put("cpu", pod.group.path, "cpu.stat", V1.format(0, 0, 0))
-    read(reader, scene(tree, pod))
-    tree.now += 1.0
-    assert values(read(reader, scene(tree, pod))) == {"cpu.use": 0.0}
-    throttling = known(reader.throttling("a"))
-    assert not throttling.sure
+    node = Node(tmp_path)
+    node.use(0)
+    node.quota(0, 0, 0, of=[node.pod.group.path])
+    node.next()
+    assert node.next() == {"cpu.use": 0.0}
+    assert not node.throttling().sure
 
 
 def test_one_file_has_it_all_on_v2(tmp_path: Path) -> None:
-    tree = Tree(tmp_path, 2)
-    pod = tree.pod(sandbox=True, containers=0)
-    reader = PodCpu(tree.shared())
-    tree.put("unified", pod.group.path, "cpu.stat", V2)
-    read(reader, scene(tree, pod))
-    tree.now += 1.0
-    tree.put("unified", pod.group.path, "cpu.stat", V2.replace("5000000", "5300000").replace("450000", "700000"))
-    result = values(read(reader, scene(tree, pod)))
+    node = Node(tmp_path, 2, sandbox=True, containers=0)
+    for text in (V2, V2.replace("5000000", "5300000").replace("450000", "700000")):
+        node.tree.put("unified", node.pod.group.path, "cpu.stat", text)
+        result = node.next()
     assert result == {"cpu.use": 300.0, "cpu.throttled": 0.0, "cpu.throttled_milli": 250.0}
 
 
 def test_a_counter_that_was_counted_anew_tells_nothing(tmp_path: Path) -> None:
-    tree = Tree(tmp_path)
-    pod = tree.pod(containers=0)
-    reader = PodCpu(tree.shared())
-    tree.put("cpu", pod.group.path, "cpu.stat", V1.format(0, 0, 0))
-    _usage(tree, pod.group.path, 9_000_000_000)
-    read(reader, scene(tree, pod))
-    tree.now += 1.0
-    _usage(tree, pod.group.path, 1_000_000_000)
-    assert "cpu.use" not in values(read(reader, scene(tree, pod)))
+    node = Node(tmp_path, containers=0)
+    node.quota(0, 0, 0)
+    for ns in (9_000_000_000, 1_000_000_000):
+        node.use(ns)
+        result = node.next()
+    assert "cpu.use" not in result

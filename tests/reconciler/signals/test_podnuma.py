@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from reconciler.signals.podnuma import PodNuma, parse_numa_cache, parse_numa_stat
+from state.evidence import Sample
+from state.model import Pod
 from tests.reconciler.signals.podtree import Tree, read, scene
 
 V1 = (
@@ -42,48 +44,41 @@ def test_page_cache_by_node_that_is_not_told_is_no_zero(text: str, version: int)
         parse_numa_cache(text, version, 4096)
 
 
+class Node:
+    def __init__(self, tmp_path: Path) -> None:
+        self.tree = Tree(tmp_path)
+        self.pod = self.tree.pod()
+        self.reader = PodNuma(self.tree.shared())
+
+    def next(self, text: str, *pods: Pod, after_s: float = 0.0) -> dict[str, Sample]:
+        """Of the pod's parts, or of those of other pods."""
+        self.tree.put("memory", self.pod.group.path, "memory.numa_stat", text)
+        self.tree.now += after_s
+        sheet = read(self.reader, scene(self.tree, *(pods or (self.pod,))), self.tree.now)
+        return {subject.partition("@")[2]: samples["memory.numa_rss"] for subject, samples in sheet.samples.items()}
+
+
 def test_each_pods_part_of_each_node_read_every_five_seconds(tmp_path: Path) -> None:
-    tree = Tree(tmp_path)
-    pod = tree.pod()
-    reader = PodNuma(tree.shared())
-    tree.put("memory", pod.group.path, "memory.numa_stat", V1)
-    sheet = read(reader, scene(tree, pod), tree.now)
-    assert sheet.get(f"pod:{pod.uid}@numa:0", "memory.numa_rss") == 122880
-    assert sheet.get(f"pod:{pod.uid}@numa:1", "memory.numa_rss") == 45056
-    tree.put("memory", pod.group.path, "memory.numa_stat", V1.replace("N0=30 N1=11", "N0=1 N1=11"))
-    tree.now += 4
-    sheet = read(reader, scene(tree, pod), tree.now)
-    assert sheet.samples[f"pod:{pod.uid}@numa:0"]["memory.numa_rss"].value == 122880
-    assert sheet.samples[f"pod:{pod.uid}@numa:0"]["memory.numa_rss"].age_s == 4
-    tree.now += 1
-    assert read(reader, scene(tree, pod), tree.now).get(f"pod:{pod.uid}@numa:0", "memory.numa_rss") == 4096
-    assert reader.problems() == {}
+    node = Node(tmp_path)
+    assert {name: sample.value for name, sample in node.next(V1).items()} == {"numa:0": 122880, "numa:1": 45056}
+    other = V1.replace("N0=30 N1=11", "N0=1 N1=11")
+    assert node.next(other, after_s=4)["numa:0"] == Sample(122880, 4)
+    assert node.next(other, after_s=1)["numa:0"].value == 4096
+    assert node.reader.problems() == {}
 
 
 def test_one_node_is_no_part_and_a_kernel_that_does_not_tell_is_asked_once(tmp_path: Path) -> None:
-    tree = Tree(tmp_path)
-    pod = tree.pod()
-    reader = PodNuma(tree.shared())
-    tree.put("memory", pod.group.path, "memory.numa_stat", "hierarchical_anon=41 N0=41\n")
-    assert read(reader, scene(tree, pod), tree.now).samples == {}
-    tree.put("memory", pod.group.path, "memory.numa_stat", "total=1 N0=1\n")
-    tree.now += 5
-    assert read(reader, scene(tree, pod), tree.now).samples == {}
-    assert "no memory per NUMA node" in reader.problems()["memory.numa_rss"]
-    # The kernel will not learn it.
-    tree.put("memory", pod.group.path, "memory.numa_stat", V1)
-    tree.now += 5
-    assert read(reader, scene(tree, pod), tree.now).samples == {}
-    assert reader.problems()
+    node = Node(tmp_path)
+    assert node.next("hierarchical_anon=41 N0=41\n") == {}
+    assert node.next("total=1 N0=1\n", after_s=5) == {}
+    assert "no memory per NUMA node" in node.reader.problems()["memory.numa_rss"]
+    assert node.next(V1, after_s=5) == {}, "the kernel will not learn it"
+    assert node.reader.problems()
 
 
 def test_a_pod_that_is_gone_is_forgotten(tmp_path: Path) -> None:
-    tree = Tree(tmp_path)
-    pod = tree.pod()
-    reader = PodNuma(tree.shared())
-    tree.put("memory", pod.group.path, "memory.numa_stat", V1)
-    assert read(reader, scene(tree, pod), tree.now).samples
-    assert read(reader, scene(tree), tree.now).samples == {}
-    other = tree.pod("b")
-    assert read(reader, scene(tree, other), tree.now).samples == {}
-    assert reader.problems() == {}
+    node = Node(tmp_path)
+    assert node.next(V1)
+    assert node.next(V1, node.tree.pod("b")) == {}
+    assert node.next(V1.replace("N0=30 N1=11", "N0=1 N1=11"))["numa:0"].value == 4096
+    assert node.reader.problems() == {}

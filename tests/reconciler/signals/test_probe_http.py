@@ -18,7 +18,7 @@ from reconciler.signals.probe_http import HttpSource
 from reconciler.signals.probe_prometheus import PrometheusSource
 from reconciler.signals.probe_source import ProbeResult
 from reconciler.signals.probe_targets import ProbeTarget, ProbeTargetKey
-from tests.fakes.http_peer import HttpPeer, Reply
+from tests.fakes.http_peer import HttpPeer, Reply, server_tls
 
 MADE: list[HttpSource | PrometheusSource] = []
 
@@ -74,11 +74,8 @@ async def test_the_time_of_an_answer_is_measured_on_a_kept_connection(
     server = await peer(nursery, Reply(b"x" * 100_000, hang_s=0.05), Reply(b"y"))
     source = http(server)
     first, second = await source.measure(), await source.measure()
-    assert first.ms is not None
-    assert second.ms is not None
-    assert first.ms == pytest.approx(50)
-    assert second.ms == 0
-    assert (first.confidence, server.connections) == (1.0, 1)
+    assert (first, second) == (ProbeResult(pytest.approx(50)), ProbeResult(0))
+    assert server.connections == 1
     assert server.requests[0][""] == "GET /x HTTP/1.1"
 
 
@@ -158,10 +155,8 @@ async def test_tokens_and_headers_come_from_files_and_are_in_no_message(
     (tmp_path / "token").write_text("hush-token\n")
     (tmp_path / "key").write_text("hush-key\n")
     authority = trustme.CA()
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    server = await peer(nursery, Reply(b"x", status="500 Oh"), Reply(b"ok"), tls=context)
+    server = await peer(nursery, Reply(b"x", status="500 Oh"), Reply(b"ok"), tls=server_tls(authority))
     given = {"X-Key": str(tmp_path / "key")}
     trust: dict[str, Any] = {"token_file": str(tmp_path / "token"), "ca_file": str(tmp_path / "ca.pem")}
     source = http(server, "/x?key=hush", scheme="https", **trust, header_files=given, headers={"X-Team": "a"})
@@ -182,10 +177,8 @@ async def test_a_certificate_is_checked_unless_told_otherwise(
     nursery: trio.Nursery, tmp_path: Path, idle_clock: MockClock
 ) -> None:
     authority = trustme.CA()
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    server = await peer(nursery, Reply(b"ok"), tls=context)
+    server = await peer(nursery, Reply(b"ok"), tls=server_tls(authority))
     assert "certificate is not trusted" in await words_of(http(server, scheme="https"))
     for more in ({"ca_file": str(tmp_path / "ca.pem")}, {"insecure_skip_verify": True}):
         source = http(server, scheme="https", **more)
@@ -235,9 +228,7 @@ async def test_a_quantile_is_of_what_came_since_the_last_scrape(
     service.observe("/b", *[0.15] * 30)
     service.observe("/c", *[0.7] * 900)
     service.publish()
-    result = await source.measure()
-    assert result.ms == pytest.approx(150.0)
-    assert result.confidence == 1.0
+    assert await source.measure() == ProbeResult(pytest.approx(150.0))
     # Nothing arrived: nothing is reported, and nothing is wrong.
     assert (await source.measure()).ms is None
     assert service.server.requests[0]["accept"].startswith("text/plain;version=0.0.4")
@@ -263,9 +254,7 @@ async def test_few_requests_and_the_last_bucket_are_believed_less(
     await source.measure()
     service.observe("/a", *[0.15] * 20)
     service.publish()
-    result = await source.measure()
-    assert result.ms == pytest.approx(199.0)
-    assert result.confidence == pytest.approx(0.2)
+    assert await source.measure() == ProbeResult(pytest.approx(199.0), pytest.approx(0.2))
     service.observe("/a", *[5.0] * 1000)
     service.publish()
     assert await source.measure() == ProbeResult(800.0, 0.5)
@@ -318,6 +307,18 @@ async def test_a_summarys_own_quantile_is_taken(nursery: trio.Nursery, idle_cloc
     assert said.endswith("s is neither a histogram nor a summary with the quantile 0.9")
 
 
+async def test_a_histogram_without_its_last_bucket_is_told(nursery: trio.Nursery, idle_clock: MockClock) -> None:
+    server = await peer(nursery, Reply(b'm_bucket{le="1"} 1\nm_bucket{le="2"} 1\nm_bucket{le="x"} 1\n'))
+    source = metrics(server, "m")
+    await source.measure()
+    assert 'no bucket le="+Inf"' in await words_of(source)
+
+
+async def test_a_long_text_is_read(nursery: trio.Nursery, idle_clock: MockClock) -> None:
+    server = await peer(nursery, Reply(b'noise{a="b"} 1\n' * 10_000 + b"m 0.5\n"))
+    assert await metrics(server, "m", read="gauge").measure() == ProbeResult(500.0)
+
+
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
@@ -333,15 +334,3 @@ async def test_what_is_no_metric_is_told(
 ) -> None:
     server = await peer(nursery, reply)
     assert words in await words_of(metrics(server, "m"))
-
-
-async def test_a_histogram_without_its_last_bucket_is_told(nursery: trio.Nursery, idle_clock: MockClock) -> None:
-    server = await peer(nursery, Reply(b'm_bucket{le="1"} 1\nm_bucket{le="2"} 1\nm_bucket{le="x"} 1\n'))
-    source = metrics(server, "m")
-    await source.measure()
-    assert 'no bucket le="+Inf"' in await words_of(source)
-
-
-async def test_a_long_text_is_read_in_a_thread(nursery: trio.Nursery, idle_clock: MockClock) -> None:
-    server = await peer(nursery, Reply(b'noise{a="b"} 1\n' * 10_000 + b"m 0.5\n"))
-    assert await metrics(server, "m", read="gauge").measure() == ProbeResult(500.0)
