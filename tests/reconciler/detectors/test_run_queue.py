@@ -57,7 +57,7 @@ def test_a_small_step_far_out_of_the_own_past_is_found(seed: int) -> None:
         (lambda at: 30.0 if at % 4 == 1 else 0.0, {"cpu__throttled": lambda at: 50.0 if at % 4 == 0 else 0.0}, "o"),
     ],
 )
-def test_what_is_interference(wait: Values, more: dict[str, Values], worst: str) -> None:
+def test_what_is_interference(wait: Values, more: dict[str, Any], worst: str) -> None:
     seen = set(verdicts(run(wait, 160, **more)))
     assert next(letter for letter in "iso" if letter in seen) == worst
 

@@ -119,17 +119,20 @@ def test_a_reading(where: Pools, use: NodeCpu | None, topology: Topology, supply
 # The promise
 
 
-def test_nothing_is_promised_before_the_first_report_and_then_it_grows_by_steps() -> None:
-    assert reports([sample(6000)] * 20) == [0, 4000, 6000]
-
-
-def test_a_full_node_promises_nothing_at_all() -> None:
-    """Katalyst raises it to 4 CPUs."""
-    assert reports([sample(0)] * 20) == [0]
-
-
-def test_a_small_node_promises_what_little_it_has() -> None:
-    assert reports([sample(400)] * 20) == [0, 400]
+@pytest.mark.parametrize(
+    ("before", "samples", "promised"),
+    [
+        pytest.param(None, [6000] * 20, [0, 4000, 6000], id="nothing before the first report, then by steps"),
+        pytest.param(None, [0] * 20, [0], id="a full node promises nothing at all; Katalyst raises it to 4 CPUs"),
+        pytest.param(None, [400] * 20, [0, 400], id="a small node promises what little it has"),
+        pytest.param(3000, [3250] * 40, [3000], id="noise below the smallest step is never promised"),
+        pytest.param(3000, [3300] * 40, [3000, 3300], id="a step"),
+        pytest.param(8000, [0, 8000, 8000, 8000], [8000, 7333], id="one bad second costs a mean of the window only"),
+    ],
+)
+def test_the_promise(before: int | None, samples: list[int], promised: list[int]) -> None:
+    state = None if before is None else run([sample(before)] * 40)[-1]
+    assert reports([sample(supply) for supply in samples], state) == promised
 
 
 def test_the_control_plane_has_no_part_in_it() -> None:
@@ -138,44 +141,32 @@ def test_the_control_plane_has_no_part_in_it() -> None:
     assert step(first, sample(6000), 1000.0, CONFIG.smoothing).amounts == first.amounts
 
 
-def test_noise_below_the_smallest_step_changes_nothing_upwards_and_is_never_promised() -> None:
-    state = run([sample(3000)] * 20)[-1]
-    assert reports([sample(3250)] * 40, state) == [3000]
-    assert reports([sample(3300)] * 40, state) == [3000, 3300]
-
-
 def test_a_fall_is_as_fast_as_the_window_and_not_slower() -> None:
     state = run([sample(8000)] * 40)[-1]
     assert state.amounts == {0: 8000}
     assert reports([sample(0)] * 40, state) == [8000, 6000, 4000, 2000, 0]
 
 
-def test_one_bad_second_costs_a_mean_of_the_window_only() -> None:
-    state = run([sample(8000)] * 40)[-1]
-    assert reports([sample(0), *[sample(8000)] * 3], state) == [8000, 7333]
-
-
-def test_cpus_that_leave_the_pools_leave_the_promise_at_once() -> None:
+def test_cpus_and_nodes_that_leave_the_pools_leave_the_promise_at_once() -> None:
     state = run([sample(4000, 4000)] * 20)[-1]
     assert state.amounts == {0: 4000, 1: 4000}
     gone = HeadroomSample(
         cpus={0: CpuSet.span(1), 1: CpuSet()}, tops={0: 1000, 1: 0}, supply={0: 900, 1: 0}, budget=10_000
     )
     assert step(state, gone, 201.0, CONFIG.smoothing).amounts == {0: 1000, 1: 0}
-
-
-def test_nodes_that_are_gone_are_no_longer_promised() -> None:
-    state = run([sample(4000, 4000)] * 20)[-1]
     assert step(state, sample(4000), 201.0, CONFIG.smoothing).amounts == {0: 4000}
 
 
-def test_the_budget_caps_the_sum_in_proportion() -> None:
-    assert run([sample(3000, 1000, budget=2000)] * 20)[-1].amounts == {0: 1500, 1: 500}
-    assert run([sample(3000, 1000, budget=-5)] * 20)[-1].amounts == {0: 0, 1: 0}
-
-
-def test_nodes_are_promised_one_by_one() -> None:
-    assert run([sample(7000, 100)] * 20)[-1].amounts == {0: 7000, 1: 0}
+@pytest.mark.parametrize(
+    ("reading", "amounts"),
+    [
+        (sample(3000, 1000, budget=2000), {0: 1500, 1: 500}),  # the budget caps the sum in proportion
+        (sample(3000, 1000, budget=-5), {0: 0, 1: 0}),
+        (sample(7000, 100), {0: 7000, 1: 0}),  # one by one
+    ],
+)
+def test_nodes(reading: HeadroomSample, amounts: dict[int, int]) -> None:
+    assert run([reading] * 20)[-1].amounts == amounts
 
 
 # Unknown

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from cgroupfs.errors import AgentError, SourceError
 from reconciler.headroom.cpu import ClusterTarget
@@ -93,6 +93,11 @@ class Scene:
     def node(self) -> Target:
         return self.targets[ClusterTarget.NODE]
 
+    @property
+    def written(self) -> list[int]:
+        """CPU of the node's target."""
+        return [offer.cpu_milli for _, offer in self.node.writes]
+
 
 @asynccontextmanager
 async def running(
@@ -105,7 +110,7 @@ async def running(
         nursery.cancel_scope.cancel()
 
 
-async def test_it_is_noted_before_it_is_written(autojump_clock: trio.testing.MockClock) -> None:
+async def test_it_is_noted_before_it_is_written(autojump_clock: MockClock) -> None:
     async with running() as scene:
         await trio.sleep(1)
         assert scene.journal == ["note node", "publish node"]
@@ -116,7 +121,7 @@ async def test_it_is_noted_before_it_is_written(autojump_clock: trio.testing.Moc
     assert scene.journal[3:] == ["withdraw node", "note None", "close"]
 
 
-async def test_a_fall_is_written_soon_and_a_rise_later(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_fall_is_written_soon_and_a_rise_later(autojump_clock: MockClock) -> None:
     async with running() as scene:
         await trio.sleep(1)
         assert not scene.publisher.is_falling()
@@ -124,26 +129,26 @@ async def test_a_fall_is_written_soon_and_a_rise_later(autojump_clock: trio.test
         assert scene.publisher.is_falling()
         await trio.sleep(FALL_S)
         assert not scene.publisher.is_falling()
-        assert [offer.cpu_milli for _, offer in scene.node.writes] == [2000, 1000]
+        assert scene.written == [2000, 1000]
         scene.change(cpu_milli=3000)
         await trio.sleep(FALL_S + 1)
         assert len(scene.node.writes) == 2
         await trio.sleep(RISE_S)
-        assert [offer.cpu_milli for _, offer in scene.node.writes] == [2000, 1000, 3000]
+        assert scene.written == [2000, 1000, 3000]
 
 
-async def test_a_fall_does_not_wait_for_a_rise(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_fall_does_not_wait_for_a_rise(autojump_clock: MockClock) -> None:
     async with running() as scene:
         await trio.sleep(0.1)
         scene.change(cpu_milli=3000)
         await trio.sleep(1)
         scene.change(cpu_milli=0)
         await trio.sleep(FALL_S)
-        assert [offer.cpu_milli for _, offer in scene.node.writes] == [2000, 0]
+        assert scene.written == [2000, 0]
 
 
 async def test_nothing_is_published_before_something_was_written(
-    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+    autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     scene = Scene(ClusterTarget.NODE, None)
 
@@ -158,7 +163,7 @@ async def test_nothing_is_published_before_something_was_written(
 
 
 async def test_a_control_plane_that_was_removed_has_nothing_to_withdraw(
-    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+    autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     scene = Scene(ClusterTarget.NODE, ClusterTarget.KOORDINATOR)
 
@@ -171,7 +176,7 @@ async def test_a_control_plane_that_was_removed_has_nothing_to_withdraw(
     assert scene.journal == ["note None", "note node", "publish node"]
 
 
-async def test_writes_are_bounded_however_often_it_changes(autojump_clock: trio.testing.MockClock) -> None:
+async def test_writes_are_bounded_however_often_it_changes(autojump_clock: MockClock) -> None:
     async with running() as scene:
         for number in range(600):
             scene.change(cpu_milli=2000 + number % 7)
@@ -183,7 +188,7 @@ async def test_writes_are_bounded_however_often_it_changes(autojump_clock: trio.
 
 @pytest.mark.parametrize("change", ["a step down each second", "up and down", "to nothing and back"])
 async def test_the_writes_of_an_hour_are_bounded_whatever_the_headroom_does(
-    autojump_clock: trio.testing.MockClock, change: str
+    autojump_clock: MockClock, change: str
 ) -> None:
     async with running() as scene:
         late = 0.0
@@ -206,13 +211,13 @@ async def test_the_writes_of_an_hour_are_bounded_whatever_the_headroom_does(
         assert len(times) > 200
 
 
-async def test_it_is_written_again_before_it_is_outdated(autojump_clock: trio.testing.MockClock) -> None:
+async def test_it_is_written_again_before_it_is_outdated(autojump_clock: MockClock) -> None:
     async with running() as scene:
         await trio.sleep(3600)
         assert 59 <= len(scene.node.writes) <= 61
 
 
-async def test_nothing_is_published_where_nothing_may_be_written(autojump_clock: trio.testing.MockClock) -> None:
+async def test_nothing_is_published_where_nothing_may_be_written(autojump_clock: MockClock) -> None:
     async with running() as scene:
         await trio.sleep(1)
         scene.change(writes=False)
@@ -227,14 +232,14 @@ async def test_nothing_is_published_where_nothing_may_be_written(autojump_clock:
 
 
 async def test_what_an_earlier_run_published_elsewhere_is_withdrawn_first(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
 ) -> None:
     async with running(noted=ClusterTarget.KATALYST) as scene:
         await trio.sleep(1)
         assert scene.journal == ["withdraw katalyst", "note None", "note node", "publish node"]
 
 
-async def test_an_earlier_run_is_withdrawn_where_it_is_switched_off(autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_earlier_run_is_withdrawn_where_it_is_switched_off(autojump_clock: MockClock) -> None:
     async with running(ClusterTarget.OFF, noted=ClusterTarget.NODE) as scene:
         await trio.sleep(1)
         assert scene.journal == ["withdraw node", "note None"]
@@ -250,7 +255,7 @@ async def test_an_earlier_run_is_withdrawn_where_it_is_switched_off(autojump_clo
     ],
 )
 async def test_the_control_plane_that_knows_the_node_is_found(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
     missing: tuple[ClusterTarget, ...],
     found: ClusterTarget,
     nursery: trio.Nursery,
@@ -263,7 +268,7 @@ async def test_the_control_plane_that_knows_the_node_is_found(
     assert scene.journal == [f"note {found}", f"publish {found}"]
 
 
-async def test_unknown_is_not_absent(autojump_clock: trio.testing.MockClock, nursery: trio.Nursery) -> None:
+async def test_unknown_is_not_absent(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     """A manager that cannot be queried may be there: writing another object would be beside it."""
     scene = Scene(ClusterTarget.AUTO, None)
     scene.targets[ClusterTarget.KOORDINATOR].error = PublishError("HTTP 403")
@@ -284,7 +289,7 @@ async def test_unknown_is_not_absent(autojump_clock: trio.testing.MockClock, nur
     ],
 )
 async def test_errors_are_tried_again_with_growing_pauses(
-    autojump_clock: trio.testing.MockClock, error: AgentError, least: int, most: int
+    autojump_clock: MockClock, error: AgentError, least: int, most: int
 ) -> None:
     async with running() as scene:
         await trio.sleep(1)
@@ -305,7 +310,7 @@ async def test_errors_are_tried_again_with_growing_pauses(
         assert scene.publisher.statuses()[0].ok
 
 
-async def test_a_stop_does_not_wait_for_the_api_server(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_stop_does_not_wait_for_the_api_server(autojump_clock: MockClock) -> None:
     scene = Scene(ClusterTarget.NODE, None)
 
     async def hung() -> None:
@@ -323,7 +328,7 @@ async def test_a_stop_does_not_wait_for_the_api_server(autojump_clock: trio.test
 
 
 async def test_an_object_that_disappears_while_it_is_published_is_tried_again_soon(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
 ) -> None:
     async with running() as scene:
         await trio.sleep(1)
@@ -333,11 +338,11 @@ async def test_an_object_that_disappears_while_it_is_published_is_tried_again_so
         assert not scene.publisher.statuses()[0].ok
         scene.node.error = None
         await trio.sleep(RISE_S)
-        assert [offer.cpu_milli for _, offer in scene.node.writes] == [2000, 1000]
+        assert scene.written == [2000, 1000]
 
 
 async def test_a_control_plane_that_is_installed_later_gets_it(
-    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+    autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     scene = Scene(ClusterTarget.AUTO, None)
     koordinator = scene.targets[ClusterTarget.KOORDINATOR]
@@ -365,7 +370,7 @@ async def test_a_control_plane_that_is_installed_later_gets_it(
     ids=str,
 )
 async def test_an_api_server_that_responds_again_gets_it_soon(
-    autojump_clock: trio.testing.MockClock, error: AgentError, least_s: float
+    autojump_clock: MockClock, error: AgentError, least_s: float
 ) -> None:
     async with running() as scene:
         scene.node.error = error
@@ -381,7 +386,7 @@ async def test_an_api_server_that_responds_again_gets_it_soon(
         assert scene.node.writes[0][0] == pytest.approx(max(now + FALL_S, tried_at + least_s), abs=1.1)
 
 
-async def test_a_delay_that_is_requested_counts(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_delay_that_is_requested_counts(autojump_clock: MockClock) -> None:
     async with running() as scene:
         await trio.sleep(1)
         scene.node.error = PublishError("429", wait_s=45.0)
@@ -394,7 +399,7 @@ async def test_a_delay_that_is_requested_counts(autojump_clock: trio.testing.Moc
         assert len(scene.node.writes) == 2
 
 
-async def test_what_others_change_is_counted_and_said(autojump_clock: trio.testing.MockClock) -> None:
+async def test_what_others_change_is_counted_and_said(autojump_clock: MockClock) -> None:
     async with running() as scene:
         await trio.sleep(1)
         assert (scene.publisher.edits, scene.publisher.status()["last_edit"]) == (0, None)
@@ -416,7 +421,7 @@ async def test_what_others_change_is_counted_and_said(autojump_clock: trio.testi
 
 @pytest.mark.parametrize("error", [None, PublishError("HTTP 403")], ids=str)
 async def test_what_the_nodes_earlier_name_has_is_withdrawn_first_and_a_refusal_is_no_end(
-    autojump_clock: trio.testing.MockClock, error: AgentError | None
+    autojump_clock: MockClock, error: AgentError | None
 ) -> None:
     answers = [SourceError("API server", "no answer"), error]
     journal: list[str] = []

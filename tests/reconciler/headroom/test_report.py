@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.control.persistence import encoded
@@ -50,6 +50,14 @@ def look(headroom_report: HeadroomReport, clock: Clock, seconds: int = 60, *, kn
         headroom_report.update(pools(), TOPOLOGY, cpu(idle=IDLE) if known else None, clock.now)
 
 
+def looked(**config: Any) -> tuple[HeadroomReport, Clock]:
+    """A minute of readings."""
+    clock = Clock()
+    headroom_report = report(clock, **config)
+    look(headroom_report, clock)
+    return headroom_report, clock
+
+
 def test_before_the_first_plan_nothing_is_said() -> None:
     clock = Clock()
     headroom_report = report(clock)
@@ -66,9 +74,7 @@ def test_before_the_first_plan_nothing_is_said() -> None:
 
 
 def test_the_document_has_each_memory_node() -> None:
-    clock = Clock()
-    headroom_report = report(clock)
-    look(headroom_report, clock)
+    headroom_report, _ = looked()
     assert headroom_report.status() == {
         "milli": 4000,
         "reason": "mean of 30 s",
@@ -89,9 +95,7 @@ def test_a_scrape_has_one_series_for_each_node() -> None:
 
 
 def test_the_store_is_not_written_for_each_reading() -> None:
-    clock = Clock()
-    headroom_report = report(clock)
-    look(headroom_report, clock)
+    headroom_report, clock = looked()
     rows = set()
     for _ in range(600):
         look(headroom_report, clock, 1)
@@ -103,9 +107,7 @@ def test_the_store_is_not_written_for_each_reading() -> None:
 
 
 def test_a_restart_keeps_the_promise_and_a_long_absence_does_not() -> None:
-    clock = Clock()
-    headroom_report = report(clock)
-    look(headroom_report, clock)
+    headroom_report, clock = looked()
     kept = headroom_report.persisted()
     clock.now += 60
     assert report(clock, kept).state.amounts == {0: 2000, 1: 2000}
@@ -169,9 +171,7 @@ def test_without_a_prediction_nothing_grows_and_nothing_is_promised_in_the_end()
 
 
 def test_what_was_promised_within_the_last_hour_survives_a_restart() -> None:
-    clock = Clock()
-    headroom_report = report(clock)
-    look(headroom_report, clock)
+    headroom_report, clock = looked()
     assert headroom_report.promises.minute() == (4000, 4000)
     look(headroom_report, clock, 1)
     kept = headroom_report.persisted()
@@ -197,9 +197,8 @@ def test_the_store_gives_back_what_it_took(tmp_path: Path) -> None:
 
 
 async def test_the_file_is_whole_and_says_until_when_it_holds(tmp_path: Path) -> None:
-    clock, path = Clock(), tmp_path / "headroom.json"
-    headroom_report = report(clock, file=str(path))
-    look(headroom_report, clock)
+    path = tmp_path / "headroom.json"
+    headroom_report, clock = looked(file=str(path))
     await headroom_report.write()
     result = json.loads(path.read_text())
     assert result["cpu_milli"] == 4000
@@ -212,9 +211,7 @@ async def test_the_file_is_whole_and_says_until_when_it_holds(tmp_path: Path) ->
 
 async def test_no_file_is_written_unless_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    clock = Clock()
-    headroom_report = report(clock)
-    look(headroom_report, clock)
+    headroom_report, _ = looked()
     await headroom_report.write()
     assert (os.listdir(tmp_path), headroom_report.statuses()) == ([], [])
 
@@ -230,7 +227,7 @@ async def test_a_file_that_cannot_be_written_is_a_problem_until_it_can(tmp_path:
 
 
 async def test_the_file_follows_each_change_and_never_runs_out(
-    nursery: trio.Nursery, tmp_path: Path, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     clock, path = Clock(), tmp_path / "headroom.json"
     headroom_report = report(clock, file=str(path))
@@ -244,9 +241,7 @@ async def test_the_file_follows_each_change_and_never_runs_out(
 
 
 def test_a_new_configuration_takes_hold_at_once() -> None:
-    clock = Clock()
-    headroom_report = report(clock)
-    look(headroom_report, clock)
+    headroom_report, clock = looked()
     headroom_report.use(varied(headroom_report.config, unknown_hold_s=5.0))
     look(headroom_report, clock, 4, known=False)
     assert headroom_report.state.total == 4000
@@ -255,9 +250,8 @@ def test_a_new_configuration_takes_hold_at_once() -> None:
 
 
 async def test_a_closed_node_promises_nothing_at_once_and_an_open_one_more_in_steps(tmp_path: Path) -> None:
-    clock, path = Clock(), tmp_path / "headroom.json"
-    headroom_report = report(clock, file=str(path), max_step_milli=500)
-    look(headroom_report, clock)
+    path = tmp_path / "headroom.json"
+    headroom_report, clock = looked(file=str(path), max_step_milli=500)
     assert headroom_report.state.total > 0
     headroom_report.close("memory_pressure: 1 GiB available")
     assert headroom_report.state.total == 0

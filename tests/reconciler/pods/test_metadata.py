@@ -1,7 +1,7 @@
 from collections.abc import Collection, Mapping
 
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from cgroupfs.errors import SourceError
 from reconciler.pods.assemble import merge_metas
@@ -74,7 +74,7 @@ class FakeKubelet:
 
 
 async def test_a_new_pod_is_asked_about_at_once_and_marked_when_it_is_told(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     dirty = DirtyKeys()
     cri = FakeCri({"u": 0.05})
@@ -88,7 +88,7 @@ async def test_a_new_pod_is_asked_about_at_once_and_marked_when_it_is_told(
 
 
 async def test_wanting_does_not_wait_and_what_is_known_is_not_asked_again(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     cri = FakeCri({"u": 0.0}, takes_s=5)
     metadata = Metadata(DirtyKeys(), cri=cri)
@@ -102,9 +102,7 @@ async def test_wanting_does_not_wait_and_what_is_known_is_not_asked_again(
     assert len(cri.asked) == 1
 
 
-async def test_many_pods_at_once_are_one_question(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_many_pods_at_once_are_one_question(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     cri = FakeCri({f"u{n}": 0.0 for n in range(15)})
     dirty = DirtyKeys()
     metadata = Metadata(dirty, cri=cri)
@@ -116,7 +114,7 @@ async def test_many_pods_at_once_are_one_question(
 
 
 async def test_the_first_look_waits_for_the_kubelet_and_then_for_the_runtime(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
 ) -> None:
     kubelet = FakeKubelet({"a": meta("a", "kubelet")}, takes_s=0.2)
     cri = FakeCri({"b": 0.0}, takes_s=0.1)
@@ -126,14 +124,14 @@ async def test_the_first_look_waits_for_the_kubelet_and_then_for_the_runtime(
     assert [pod_meta.source for uid in ("a", "b") for pod_meta in metadata.get(uid)] == ["kubelet", "cri"]
 
 
-async def test_the_first_look_does_not_wait_for_ever(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_first_look_does_not_wait_for_ever(autojump_clock: MockClock) -> None:
     metadata = Metadata(DirtyKeys(), kubelet=FakeKubelet({}, takes_s=60))
     await metadata.prefetch(["a"], 1.0)
     assert trio.current_time() == 1.0
 
 
 async def test_a_runtime_that_fails_is_told_and_asked_again_more_slowly(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     cri = FakeCri({"u": 0.0})
     cri.failing = True
@@ -150,7 +148,7 @@ async def test_a_runtime_that_fails_is_told_and_asked_again_more_slowly(
 
 
 async def test_the_runtime_is_greeted_before_the_first_pod_needs_it(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     cri = FakeCri({"u": 0.0})
     metadata = Metadata(DirtyKeys(), cri=cri)
@@ -160,7 +158,7 @@ async def test_the_runtime_is_greeted_before_the_first_pod_needs_it(
     assert cri.asked == []
 
 
-async def test_pods_that_are_gone_are_forgotten(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+async def test_pods_that_are_gone_are_forgotten(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     cri = FakeCri({"u": 0.0})
     metadata = Metadata(DirtyKeys(), cri=cri)
     await nursery.start(metadata.run)
@@ -231,7 +229,7 @@ async def test_labels_of_a_connected_watch_come_before_the_kubelets_and_the_rest
 
 
 async def test_after_a_break_the_kubelets_labels_count_once_they_are_newer(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
 ) -> None:
     kubelet = FakeKubelet({})
     kubelet.known = {"u": labelled("u", "kubelet", "kubelet")}
@@ -249,7 +247,7 @@ async def test_after_a_break_the_kubelets_labels_count_once_they_are_newer(
         assert merged(metadata, "u")[0] == {"app": labels}, (heard_at, age_s)
 
 
-async def test_the_runtime_s_connection_ends_with_the_part(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_runtime_s_connection_ends_with_the_part(autojump_clock: MockClock) -> None:
     cri = FakeCri({})
     metadata = Metadata(DirtyKeys(), cri=cri)
     async with trio.open_nursery() as nursery:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from reconciler.runtime.cooperative import PacedWork, TimeSlice, share_interpreter
 from tests.lag import Lag
@@ -91,7 +91,7 @@ async def test_with_a_stint_timer_a_turn_of_others_is_longer_unless_an_event_is_
 
 
 async def test_work_above_a_tenth_of_a_cpu_is_followed_by_a_pause(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     used = [0.0]
     monkeypatch.setattr(time, "thread_time", lambda: used[0])

@@ -23,6 +23,15 @@ class Written:
         logs.setup(level, LogFormat.JSON, stream=self.stream, environ={}, clock=self.clock)
         self.log = get_log("loop")
 
+    def repeat(self, count: int, *, apart_s: float = 0.0, level: str = "warning") -> None:
+        for _ in range(count):
+            getattr(self.log, level)("the same")
+            self.clock.now += apart_s
+
+    def repeated(self) -> list[object]:
+        """How often each line says that it came."""
+        return [line.get("repeated") for line in self.lines()]
+
     def lines(self) -> list[dict[str, object]]:
         return [json.loads(line) for line in self.stream.getvalue().splitlines()]
 
@@ -47,9 +56,29 @@ def test_six_hundred_equal_warnings_in_six_seconds_are_two_lines_and_none_is_los
 
 @pytest.mark.parametrize("level", ["info", "warning", "error", "exception"])
 def test_each_level_is_folded(written: Written, level: str) -> None:
-    for _ in range(50):
-        getattr(written.log, level)("the same", pod="a/b")
-    assert len(written.lines()) == 1
+    written.repeat(50, level=level)
+    assert written.repeated() == [None]
+
+
+def test_a_lasting_flood_gets_rarer_up_to_a_bound(written: Written) -> None:
+    hours = 6
+    written.repeat(hours * 3600 // 4, apart_s=4)
+    assert len(written.lines()) <= hours * 3600 / LONGEST_S + 12
+
+
+def test_the_count_is_written_when_no_equal_line_follows_and_with_a_new_configuration(written: Written) -> None:
+    written.repeat(3)
+    written.clock.now += FIRST_S
+    logs.write_due()
+    assert written.repeated() == [None, 2]
+    written.repeat(3)
+    logs.setup(LogLevel.INFO, LogFormat.JSON, stream=written.stream, environ={})
+    assert written.repeated()[-1] == 3
+
+
+def test_a_line_after_a_pause_is_a_first_one(written: Written) -> None:
+    written.repeat(4, apart_s=FIRST_S + 1)
+    assert written.repeated() == [None] * 4
 
 
 def test_debug_lines_are_all_there() -> None:
@@ -68,29 +97,6 @@ def test_another_subject_level_or_message_is_another_line(written: Written) -> N
     logging.getLogger("reconciler.x").warning("%s: refused", "a")
     logging.getLogger("reconciler.x").warning("%s: refused", "b")
     assert len(written.lines()) == 7
-
-
-def test_a_lasting_flood_gets_rarer_up_to_a_bound(written: Written) -> None:
-    hours = 6
-    for _ in range(hours * 3600):
-        written.log.warning("the same")
-        written.clock.now += 1
-    assert len(written.lines()) <= hours * 3600 / LONGEST_S + 12
-
-
-def test_the_count_is_written_when_no_equal_line_follows(written: Written) -> None:
-    for _ in range(3):
-        written.log.warning("the same")
-    written.clock.now += FIRST_S
-    logs.write_due()
-    assert [line.get("repeated") for line in written.lines()] == [None, 2]
-
-
-def test_a_line_after_a_pause_is_a_first_one(written: Written) -> None:
-    for _ in range(4):
-        written.log.warning("the same")
-        written.clock.now += FIRST_S + 1
-    assert [line.get("repeated") for line in written.lines()] == [None] * 4
 
 
 def test_different_lines_without_end_take_bounded_memory() -> None:
@@ -120,13 +126,6 @@ def test_each_first_of_many_is_written_and_a_count_is_not_forgotten_with_its_lin
     lines = written.lines()
     assert [line["n"] for line in lines if "repeated" not in line] == ["first", *map(str, range(2 * MOST))]
     assert [line["n"] for line in lines if "repeated" in line] == ["first"]
-
-
-def test_a_new_configuration_forgets_no_count(written: Written) -> None:
-    for _ in range(3):
-        written.log.warning("the same")
-    logs.setup(LogLevel.INFO, LogFormat.JSON, stream=written.stream, environ={})
-    assert [line.get("repeated") for line in written.lines()] == [None, 2]
 
 
 def test_a_message_that_does_not_fit_its_arguments_raises_nothing(capsys: pytest.CaptureFixture[str]) -> None:

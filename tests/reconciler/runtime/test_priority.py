@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from reconciler.runtime import priority as priority_module
 from reconciler.runtime.priority import SHARE, LoopPriority, PriorityCalls, PriorityState
@@ -62,12 +62,17 @@ class FakeCalls(PriorityCalls):
 
 
 @contextmanager
-def started(calls: FakeCalls, *, slice_s: float = SLICE_S) -> Iterator[LoopPriority]:
+def started(
+    *, slice_s: float = SLICE_S, starting: bool = True, **refuse: int
+) -> Iterator[tuple[FakeCalls, LoopPriority]]:
     """Inside a loop, whose own waits do not count here: what is done inside counts as the loop."""
+    calls = FakeCalls()
+    calls.starting = starting
+    calls.refuse = {getattr(os, policy): code for policy, code in refuse.items()}
     priority = LoopPriority(nice=-10, slice_s=slice_s, starting=lambda: calls.starting, calls=calls)
     priority.start()
     try:
-        yield priority
+        yield calls, priority
     finally:
         priority.stop()
 
@@ -96,9 +101,7 @@ def has_timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_the_loop_waits_and_begins_its_work_at_real_time_priority() -> None:
-    calls = FakeCalls()
-
-    with started(calls) as priority:
+    with started() as (calls, priority):
         assert (calls.policy, calls.level, calls.nice) == (os.SCHED_FIFO, 1, -10)
         assert 0 < calls.soft_us < calls.hard_us
         before = calls.changes
@@ -116,9 +119,7 @@ async def test_the_loop_waits_and_begins_its_work_at_real_time_priority() -> Non
 
 
 async def test_long_work_goes_on_at_the_nice_value_and_the_next_wait_is_real_time_again() -> None:
-    calls = FakeCalls()
-
-    with started(calls) as priority:
+    with started() as (calls, priority):
         event(calls, priority)
         at = [step(calls, priority, 0.001) for _ in range(30)]
         share = at.count(os.SCHED_FIFO) * 0.001
@@ -131,9 +132,7 @@ async def test_long_work_goes_on_at_the_nice_value_and_the_next_wait_is_real_tim
 
 async def test_events_without_end_get_no_more_than_the_share() -> None:
     """A wait that is over at once is none: the kernel would never count it as the end of a stretch either."""
-    calls = FakeCalls()
-
-    with started(calls) as priority:
+    with started() as (calls, priority):
         realtime = 0.0
         began = calls.wall
         for _ in range(20_000):
@@ -147,10 +146,9 @@ async def test_events_without_end_get_no_more_than_the_share() -> None:
 
 
 async def test_paced_work_keeps_the_priority_and_uses_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, timer = FakeCalls(), SimpleNamespace(installed=True, paces_creation=True)
+    timer = SimpleNamespace(installed=True, paces_creation=True)
     monkeypatch.setattr(priority_module, "TIMER", timer)
-
-    with started(calls) as priority:
+    with started() as (calls, priority):
         event(calls, priority)
         for _ in range(100):
             assert (step(calls, priority, 0.001), priority.has_budget) == (os.SCHED_FIFO, True)
@@ -160,10 +158,7 @@ async def test_paced_work_keeps_the_priority_and_uses_no_budget(monkeypatch: pyt
 
 
 async def test_without_a_starting_container_only_the_wait_is_real_time() -> None:
-    calls = FakeCalls()
-    calls.starting = False
-
-    with started(calls) as priority:
+    with started(starting=False) as (calls, priority):
         for _ in range(20):
             priority.before_io_wait(1.0)
             assert calls.policy == os.SCHED_FIFO
@@ -179,10 +174,7 @@ async def test_without_the_stint_timer_work_leaves_the_cpu_between_its_steps_and
     *, has_timer: bool
 ) -> None:
     pauses = 0 if has_timer else 10
-    calls = FakeCalls()
-    calls.starting = False
-
-    with started(calls) as priority:
+    with started(starting=False) as (calls, priority):
         event(calls, priority)
         assert calls.pauses == 0
         for _ in range(10):
@@ -195,10 +187,7 @@ async def test_without_the_stint_timer_work_leaves_the_cpu_between_its_steps_and
 
 
 async def test_a_container_that_starts_in_the_midst_of_other_work_makes_it_real_time() -> None:
-    calls = FakeCalls()
-    calls.starting = False
-
-    with started(calls) as priority:
+    with started(starting=False) as (calls, priority):
         event(calls, priority)
         assert step(calls, priority, 0.005) == os.SCHED_OTHER
         calls.starting = True
@@ -209,19 +198,14 @@ async def test_a_container_that_starts_in_the_midst_of_other_work_makes_it_real_
 
 
 async def test_a_refusal_leaves_the_nice_value_and_says_so() -> None:
-    calls = FakeCalls()
-    calls.refuse[os.SCHED_FIFO] = errno.EPERM
-
-    with started(calls) as priority:
+    with started(SCHED_FIFO=errno.EPERM) as (calls, priority):
         assert priority.status.state is PriorityState.REFUSED
         assert "EPERM" in priority.status.problem
         assert (calls.policy, calls.nice) == (os.SCHED_OTHER, -10)
 
 
 async def test_a_right_that_is_taken_away_later_is_a_problem_and_its_return_ends_it() -> None:
-    calls = FakeCalls()
-
-    with started(calls) as priority:
+    with started() as (calls, priority):
         step(calls, priority, 0.2)
         calls.refuse[os.SCHED_FIFO] = errno.EPERM
         priority.before_io_wait(1.0)
@@ -256,9 +240,7 @@ def test_an_instrument_that_trio_has_given_up_does_not_disturb_the_end(caplog: p
 
 
 async def test_zero_is_no_real_time_priority_at_all() -> None:
-    calls = FakeCalls()
-
-    with started(calls, slice_s=0.0) as priority:
+    with started(slice_s=0.0) as (calls, priority):
         assert (calls.policy, calls.nice, calls.soft_us) == (os.SCHED_OTHER, -10, 0)
         assert priority.status.state is PriorityState.OFF
 
@@ -280,4 +262,4 @@ def test_it_follows_a_real_loop(lasts: float) -> None:
         priority.stop()
         assert calls.policy == os.SCHED_OTHER
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    trio.run(main, clock=MockClock(autojump_threshold=0))

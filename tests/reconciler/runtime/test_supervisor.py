@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from cgroupfs.errors import AgentError
 from reconciler.runtime.supervisor import (
@@ -33,9 +34,7 @@ def component(
     return Component(name=name, run=run, essential=essential)
 
 
-async def test_layers_start_from_outside_and_end_from_inside(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_layers_start_from_outside_and_end_from_inside(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     log: Log = []
     supervisor = Supervisor([[component("store", log)], [component("loop", log)], [component("web", log)]])
     await nursery.start(supervisor.run)
@@ -59,7 +58,7 @@ async def test_layers_start_from_outside_and_end_from_inside(
 
 
 async def test_an_inner_layers_clean_up_may_still_use_the_outer_one(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     log: Log = []
 
@@ -78,7 +77,7 @@ async def test_an_inner_layers_clean_up_may_still_use_the_outer_one(
 
 
 async def test_a_failed_component_starts_again_after_growing_waits_and_alone(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     log: Log = []
     reports: list[ComponentStatus] = []
@@ -109,9 +108,7 @@ async def test_a_failed_component_starts_again_after_growing_waits_and_alone(
     ]
 
 
-async def test_a_long_calm_makes_the_wait_short_again(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_long_calm_makes_the_wait_short_again(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     log: Log = []
 
     async def lives() -> None:
@@ -132,7 +129,7 @@ async def test_a_long_calm_makes_the_wait_short_again(
     ],
 )
 async def test_the_end_of_an_essential_component_ends_the_process_in_order(
-    autojump_clock: trio.testing.MockClock, error: Exception | None, words: str
+    autojump_clock: MockClock, error: Exception | None, words: str
 ) -> None:
     log: Log = []
 
@@ -151,7 +148,7 @@ async def test_the_end_of_an_essential_component_ends_the_process_in_order(
 
 @pytest.mark.parametrize("error", [AgentError("EIO"), OSError(12, "Cannot allocate memory")])
 async def test_what_the_node_refuses_an_essential_component_does_not_end_the_process(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, error: Exception
+    nursery: trio.Nursery, autojump_clock: MockClock, error: Exception
 ) -> None:
     log: Log = []
 
@@ -171,7 +168,7 @@ async def test_what_the_node_refuses_an_essential_component_does_not_end_the_pro
 
 
 async def test_an_essential_component_that_fails_at_its_start_keeps_the_inner_layers_from_starting(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
 ) -> None:
     log: Log = []
 
@@ -185,7 +182,7 @@ async def test_an_essential_component_that_fails_at_its_start_keeps_the_inner_la
 
 
 async def test_what_does_not_start_in_time_is_named_and_not_waited_for(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+    nursery: trio.Nursery, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     log: Log = []
 
@@ -199,9 +196,7 @@ async def test_what_does_not_start_in_time_is_named_and_not_waited_for(
     assert [getattr(record, "fields", None) for record in caplog.records] == [{"components": "cri"}]
 
 
-async def test_a_stop_during_the_start_ends_at_once(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_stop_during_the_start_ends_at_once(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     async def never_ready(*, task_status: trio.TaskStatus[None]) -> None:
         await trio.sleep_forever()
 
@@ -215,7 +210,7 @@ async def test_a_stop_during_the_start_ends_at_once(
 
 
 async def test_what_is_slow_to_stop_is_named(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+    nursery: trio.Nursery, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def stubborn() -> None:
         with trio.CancelScope(shield=True):
@@ -230,7 +225,7 @@ async def test_what_is_slow_to_stop_is_named(
 
 
 async def test_a_failure_of_several_tasks_of_one_component_is_one_failure(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     async def two() -> None:
         await trio.sleep(1)
@@ -243,7 +238,7 @@ async def test_a_failure_of_several_tasks_of_one_component_is_one_failure(
     assert supervisor.statuses["web"].error == "ExceptionGroup: both (2 sub-exceptions)"
 
 
-async def test_a_keyboard_interrupt_is_nobodys_to_swallow(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_keyboard_interrupt_is_nobodys_to_swallow(autojump_clock: MockClock) -> None:
     async def interrupted() -> None:
         raise KeyboardInterrupt
 

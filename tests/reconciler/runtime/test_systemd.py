@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from reconciler.runtime.systemd import Heartbeat, Notifier, Watchdog, watchdog_interval_s
 
@@ -102,7 +102,7 @@ def test_the_watchdogs_interval_is_the_one_for_this_process(environ: dict[str, s
 async def test_the_watchdog_pings_only_while_the_heart_beats(
     tmp_path: Path,
     nursery: trio.Nursery,
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     made, notifier = Manager(f"{tmp_path}/n"), Notifier({"NOTIFY_SOCKET": f"{tmp_path}/n"})

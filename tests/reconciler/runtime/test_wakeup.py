@@ -5,6 +5,7 @@ import math
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from reconciler.runtime.wakeup import WakeUp, beat_after, next_beat
 
@@ -27,51 +28,40 @@ class Worker:
             await trio.sleep(self.work_s)
 
 
+@pytest.mark.parametrize(
+    ("worker", "delays_s", "log"),
+    [
+        pytest.param(Worker(WakeUp(), 10.0), [3], [(3, True), (13, False)], id="woken, and when it is time"),
+        pytest.param(Worker(WakeUp()), [0] * 100, [(0, True)], id="many before a wait are one"),
+        pytest.param(
+            Worker(WakeUp(), 100.0, work_s=5.0), [1, 1, 1], [(1, True), (6, True)], id="one during the work is kept"
+        ),
+        pytest.param(
+            Worker(WakeUp(), settle_s=2.0),
+            [1, 1, 0.5, 1.5],
+            [(3, True), (6, True)],
+            id="what follows within the settling time is the same",
+        ),
+    ],
+)
 async def test_it_works_when_woken_and_when_it_is_time(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery,
+    autojump_clock: MockClock,
+    worker: Worker,
+    delays_s: list[float],
+    log: list[tuple[float, bool]],
 ) -> None:
-    worker = Worker(WakeUp(), 10.0)
+    """Woken after these delays, each after the one before, and left alone for a while then."""
     nursery.start_soon(worker.run)
-    await trio.sleep(3)
-    worker.wake.set()
+    for delay_s in delays_s:
+        if delay_s:
+            await trio.sleep(delay_s)
+        worker.wake.set()
     await trio.sleep(18)
-    assert worker.log == [(3, True), (13, False)]
+    assert worker.log == log
 
 
-async def test_many_wake_ups_before_a_wait_are_one(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
-    worker = Worker(WakeUp())
-    for _ in range(100):
-        worker.wake.set()
-    nursery.start_soon(worker.run)
-    await trio.sleep(60)
-    assert worker.log == [(0, True)]
-
-
-async def test_a_wake_up_during_the_work_is_kept(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
-    worker = Worker(WakeUp(), 100.0, work_s=5.0)
-    nursery.start_soon(worker.run)
-    for _ in range(3):
-        await trio.sleep(1)
-        worker.wake.set()
-    await trio.sleep(20)
-    assert worker.log == [(1, True), (6, True)]
-
-
-async def test_what_follows_within_the_settling_time_is_the_same_wake_up(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
-    worker = Worker(WakeUp(), settle_s=2.0)
-    nursery.start_soon(worker.run)
-    for delay_s in (1, 1, 0.5, 1.5):
-        await trio.sleep(delay_s)
-        worker.wake.set()
-    await trio.sleep(20)
-    assert worker.log == [(3, True), (6, True)]
-
-
-async def test_a_deadline_within_the_settling_time_ends_it(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_deadline_within_the_settling_time_ends_it(autojump_clock: MockClock) -> None:
     wake = WakeUp()
     wake.set()
     began = trio.current_time()
@@ -81,7 +71,7 @@ async def test_a_deadline_within_the_settling_time_ends_it(autojump_clock: trio.
 
 
 @pytest.mark.parametrize("settle_s", [0.0, 5.0])
-async def test_a_cancelled_wait_loses_nothing(settle_s: float, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_cancelled_wait_loses_nothing(settle_s: float, autojump_clock: MockClock) -> None:
     wake = WakeUp()
     with trio.move_on_after(1.0) as scope:
         wake.set()
@@ -93,7 +83,7 @@ async def test_a_cancelled_wait_loses_nothing(settle_s: float, autojump_clock: t
 
 
 async def test_a_deadline_that_has_passed_still_sees_the_wake_up_and_lets_others_run(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     wake = WakeUp()
     with trio.testing.assert_checkpoints():
@@ -103,7 +93,7 @@ async def test_a_deadline_that_has_passed_still_sees_the_wake_up_and_lets_others
         assert await wake.wait_until(-math.inf)
 
 
-async def test_what_is_taken_back_wakes_nobody(autojump_clock: trio.testing.MockClock) -> None:
+async def test_what_is_taken_back_wakes_nobody(autojump_clock: MockClock) -> None:
     wake = WakeUp()
     wake.set()
     wake.clear()
@@ -111,7 +101,7 @@ async def test_what_is_taken_back_wakes_nobody(autojump_clock: trio.testing.Mock
 
 
 async def test_a_wake_up_that_is_taken_back_before_the_task_runs_does_not_end_its_wait(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     worker = Worker(WakeUp(), 10.0)
     nursery.start_soon(worker.run)
@@ -125,7 +115,7 @@ async def test_a_wake_up_that_is_taken_back_before_the_task_runs_does_not_end_it
     assert worker.log == [(2, True)]
 
 
-async def test_two_waiting_tasks_are_a_mistake(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+async def test_two_waiting_tasks_are_a_mistake(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     wake = WakeUp()
     nursery.start_soon(wake.wait)
     await trio.sleep(1)
@@ -151,13 +141,13 @@ async def test_two_waiting_tasks_are_a_mistake(nursery: trio.Nursery, autojump_c
     ],
 )
 async def test_periodic_tasks_work_at_whole_seconds(
-    autojump_clock: trio.testing.MockClock, now: float, seconds: float, due: float
+    autojump_clock: MockClock, now: float, seconds: float, due: float
 ) -> None:
     autojump_clock.jump(now)
     assert beat_after(seconds) == pytest.approx(due)
 
 
-async def test_tasks_of_a_second_share_one_wake_up(autojump_clock: trio.testing.MockClock) -> None:
+async def test_tasks_of_a_second_share_one_wake_up(autojump_clock: MockClock) -> None:
     del autojump_clock
     wakes: set[float] = set()
 
@@ -174,7 +164,7 @@ async def test_tasks_of_a_second_share_one_wake_up(autojump_clock: trio.testing.
     assert wakes == {float(second) for second in range(1, 31)}
 
 
-async def test_the_end_of_one_task_leaves_the_others_their_time(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_end_of_one_task_leaves_the_others_their_time(autojump_clock: MockClock) -> None:
     del autojump_clock
     woken: list[tuple[str, float]] = []
     scopes = {name: trio.CancelScope() for name in ("first", "second", "third", "fourth")}

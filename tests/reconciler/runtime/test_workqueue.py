@@ -2,7 +2,7 @@ import time
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from reconciler.runtime.workqueue import DirtyBatch, DirtyKeys, container_key, pod_key
 
@@ -17,7 +17,7 @@ async def test_a_thousand_marks_of_one_key_are_one_look() -> None:
     assert dirty.marks == 1001
 
 
-async def test_take_waits_for_the_first_mark(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+async def test_take_waits_for_the_first_mark(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     dirty = DirtyKeys()
     got: list[tuple[float, DirtyBatch]] = []
 
@@ -37,7 +37,7 @@ async def test_take_waits_for_the_first_mark(nursery: trio.Nursery, autojump_clo
     assert dirty.resyncs == {"overflow": 2}
 
 
-async def test_a_cancelled_take_loses_nothing(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_cancelled_take_loses_nothing(autojump_clock: MockClock) -> None:
     dirty = DirtyKeys()
     with trio.move_on_after(1):
         await dirty.take()
@@ -46,7 +46,7 @@ async def test_a_cancelled_take_loses_nothing(autojump_clock: trio.testing.MockC
 
 
 async def test_what_may_wait_joins_the_next_pass_or_has_one_in_time(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     dirty = DirtyKeys()
     got: list[tuple[float, list[str]]] = []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import QosClass
@@ -415,7 +415,7 @@ async def test_a_new_allocation_marks_the_node_and_a_bad_file_keeps_the_last_one
 
 
 async def test_a_file_that_the_kernel_does_not_let_be_read_is_tried_again_soon(
-    tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = tmp_path / "var/lib/kubelet"
     directory.mkdir(parents=True)

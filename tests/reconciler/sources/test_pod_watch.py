@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from reconciler.clients.http import HttpResponse, Take
 from reconciler.clients.kube import KubeApi
@@ -206,7 +206,7 @@ async def test_a_server_that_responds_but_refuses_is_not_asked_sooner_for_respon
         await until(lambda: watched.ok)
 
 
-async def test_a_delay_that_the_server_requests_is_kept(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_delay_that_the_server_requests_is_kept(autojump_clock: MockClock) -> None:
     api = KubeApi(varied(ApiServer(server="http://127.0.0.1:9"), timeout_s=5))
     watch = PodWatch(api, "n1", on_change=lambda _: None, marks=MARKS)
     watch.retry()
@@ -451,7 +451,7 @@ def flooded(parts: Iterable[bytes]) -> tuple[Flood, PodWatch]:
 
 
 async def test_a_list_without_an_end_is_paced_and_refused(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     monkeypatch.setattr(pod_watch, "_LONGEST_LIST", 8 << 20)
     pod = b'{"metadata":{"name":"' + b"x" * (65 << 10) + b'"}},'
@@ -464,7 +464,7 @@ async def test_a_list_without_an_end_is_paced_and_refused(
     assert "larger than 8 MiB" in watch.status(began).detail
 
 
-async def test_a_list_of_usual_size_is_not_delayed(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_list_of_usual_size_is_not_delayed(autojump_clock: MockClock) -> None:
     _, watch = flooded([b'{"kind":"PodList","metadata":{"resourceVersion":"7"},"items":[', *([b"  "] * 10), b"]}"])
     began = trio.current_time()
     await watch._list()
@@ -472,7 +472,7 @@ async def test_a_list_of_usual_size_is_not_delayed(autojump_clock: trio.testing.
 
 
 async def test_the_parts_of_a_watch_are_paced_also_where_they_hold_nothing(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
 ) -> None:
     _, watch = flooded([b"\n"] * 10_000)
     began = trio.current_time()

@@ -8,6 +8,7 @@ from typing import Any, final
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from cgroupfs.errors import CgroupGoneError, SourceError
 from cgroupfs.pressure import PressureResource, TriggerSpec, node_pressure_file
@@ -64,9 +65,7 @@ async def begun(events_s: float = 700.0, root: str = "/") -> tuple[list[tuple[fl
     return log, events
 
 
-async def test_pressure_that_lasts_is_passed_on_once(
-    fired: dict[str, Any], autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_pressure_that_lasts_is_passed_on_once(fired: dict[str, Any], autojump_clock: MockClock) -> None:
     lasting = [5.0 + second for second in range(60)]
     # The last report is read a second later.
     fired[node_pressure_file(MEMORY)] = [*lasting, 65.0 + QUIET_S]
@@ -77,7 +76,7 @@ async def test_pressure_that_lasts_is_passed_on_once(
 
 
 async def test_where_the_kernel_refuses_it_is_polled_and_says_so(
-    fired: dict[str, Any], autojump_clock: trio.testing.MockClock
+    fired: dict[str, Any], autojump_clock: MockClock
 ) -> None:
     fired[node_pressure_file(MEMORY)] = SourceError("psi", "a trigger needs CAP_SYS_RESOURCE on this kernel")
     fired[node_pressure_file(CPU)] = [1.0]
@@ -87,9 +86,7 @@ async def test_where_the_kernel_refuses_it_is_polled_and_says_so(
     assert events.status().detail.startswith("memory by polling only: psi: a trigger needs CAP_SYS_RES")
 
 
-async def test_a_trigger_that_is_lost_is_armed_again_later(
-    fired: dict[str, Any], autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_trigger_that_is_lost_is_armed_again_later(fired: dict[str, Any], autojump_clock: MockClock) -> None:
     def lost() -> Iterator[float]:
         yield 1.0
         raise CgroupGoneError("memory", "wait for pressure: group is gone")
@@ -109,7 +106,7 @@ async def test_a_trigger_that_is_lost_is_armed_again_later(
     assert "polling" not in events.status().detail
 
 
-async def test_files_of_another_root_are_used(fired: dict[str, Any], autojump_clock: trio.testing.MockClock) -> None:
+async def test_files_of_another_root_are_used(fired: dict[str, Any], autojump_clock: MockClock) -> None:
     fired["/host/proc/pressure/memory"], fired["/host/proc/pressure/cpu"] = [1.0], []
     log, _ = await begun(root="/host")
     assert log == [(1.0, "memory")]

@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from cgroupfs.errors import InputError
 from reconciler.sources.runtime_files import FILES, Runtime, parse_record, shim_runtime
@@ -148,7 +149,7 @@ async def test_a_container_of_crun_that_runs_already_is_found(tmp_path: Path, nu
 
 
 async def test_a_runtime_without_a_signal_ends_the_wait_and_is_named(
-    tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     root = tmp_path / "run" / "runc"
     (root / CID).mkdir(parents=True)
@@ -169,7 +170,7 @@ async def test_a_runtime_without_a_signal_ends_the_wait_and_is_named(
 
 
 async def test_a_creation_that_a_file_proves_is_awaited_beyond_the_usual_time(
-    tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     states, bundles = tmp_path / "run" / "runc", tmp_path / "run" / "bundles"
     own = states / CID
@@ -203,7 +204,7 @@ async def test_a_creation_that_a_file_proves_is_awaited_beyond_the_usual_time(
 
 
 async def test_a_creation_that_does_not_end_is_given_up(
-    tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     own = tmp_path / "run" / "runc" / CID
     own.mkdir(parents=True)

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from cgroupfs.errors import InputError
 from reconciler.sources.runtime_files import read_record
@@ -288,7 +288,7 @@ async def test_the_periodic_listing_finds_what_no_event_told(
     source: RuntimeEvents,
     handler: Handler,
     nursery: trio.Nursery,
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
 ) -> None:
     for name in ("goes", "stays"):
         runtime.create(name)
@@ -315,7 +315,7 @@ async def test_without_watches_signals_are_found_by_polling(
     handler: Handler,
     nursery: trio.Nursery,
     monkeypatch: pytest.MonkeyPatch,
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
 ) -> None:
     def refuse(**_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
@@ -345,7 +345,7 @@ async def test_a_root_that_cannot_be_read_ends_nothing(
     handler: Handler,
     nursery: trio.Nursery,
     monkeypatch: pytest.MonkeyPatch,
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
 ) -> None:
     runtime.create("a")
     runtime.settle("a")

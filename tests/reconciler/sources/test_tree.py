@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 import pytest
 import trio
 import trio.lowlevel
-import trio.testing
+from trio.testing import MockClock
 
 from cgroupfs.errors import SourceError
 from cgroupfs.naming import Driver, GroupKind, Layout, QosClass
@@ -245,7 +245,7 @@ async def test_lost_events_end_in_a_full_listing(tree: Tree, nursery: trio.Nurse
 
 
 async def test_the_periodic_listing_repairs_what_no_event_told(
-    tree: Tree, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    tree: Tree, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     marks = Log()
     source = TreeSource(tree, CGROUPFS, marks, resync_s=60)
@@ -267,7 +267,7 @@ async def test_the_periodic_listing_repairs_what_no_event_told(
 
 
 async def test_a_pass_and_the_source_list_the_tree_once_for_both(
-    tree: Tree, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    tree: Tree, nursery: trio.Nursery, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marks = Log()
     source = TreeSource(tree, CGROUPFS, marks, resync_s=60)
@@ -324,7 +324,7 @@ async def test_a_listing_for_a_pass_says_what_it_could_not_read(
 
 
 async def test_without_watches_the_tree_is_polled(
-    tree: Tree, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    tree: Tree, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     def refuse(**_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
