@@ -6,7 +6,7 @@ writes the same fields, and whether the object is of this machine.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, final
 from urllib.parse import quote
@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from cgroupfs.bounded import decoded
+from cgroupfs.errors import SourceError
 from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import Absence, KubeApi, absence_of, status_of, wait_s_of
 from reconciler.clients.managed_fields import MANAGER, ManagedField, owners
@@ -182,20 +183,39 @@ class ClusterObject:
 
 @final
 class ForeignEdits:
-    """What other programs have changed of ours, between two writes."""
+    """What other programs have changed of ours, between two writes.
+
+    ``seen``: our fields as the API server had them after the last write, by place; empty: nothing to compare with.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._at: list[float] = []
         self._late_until = -math.inf
+        self._uid = ""
+        self.seen: Mapping[str, object] = {}
 
-    def unanswered(self) -> None:
-        """A write had no answer: what is there later may be ours."""
-        self._late_until = self._clock() + _LATE_S
+    async def written(
+        self, write: Awaitable[FoundObject], ours: Callable[[FoundObject], Mapping[str, object]]
+    ) -> FoundObject:
+        """The object after a write of ours. Without an answer what is there later may be ours: nothing is compared."""
+        try:
+            found = await write
+        except SourceError:
+            self._late_until = self._clock() + _LATE_S
+            raise
+        if self._clock() >= self._late_until:
+            self._uid, self.seen = found.metadata.uid, ours(found)
+        return found
 
-    def comparable(self) -> bool:
-        """Whether what is there now is the last write."""
-        return self._clock() >= self._late_until
+    def take(self) -> Mapping[str, object]:
+        """What was seen; it is compared once, and not again after a write that fails."""
+        seen, self.seen = self.seen, {}
+        return seen
+
+    def changes(self, found: FoundObject, seen: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+        """The places that are not as after the last write; none for another object of the name."""
+        return [place for place in seen if now.get(place) != seen[place]] if found.metadata.uid == self._uid else []
 
     def named(self, found: FoundObject, places: Sequence[str], words: str, *, leaf: bool = True) -> str:
         """The text of a change of these fields of the status: ``words`` after who has made it.

@@ -95,13 +95,14 @@ def node_status(offer: Offer | None, valid_until: str | None) -> dict[str, objec
     }
 
 
-def own_changes(seen: Mapping[str, str], offer: Offer, valid_until: str) -> list[dict[str, str]]:
+def own_changes(seen: Mapping[str, object], offer: Offer, valid_until: str) -> list[dict[str, object]]:
     """A JSON patch (RFC 6902) of the same, refused if a field differs from what was ``seen`` last (`own_fields`)."""
     amounts = dict(zip(_OWN, (str(offer.cpu_milli), str(offer.memory)), strict=True))
-    tests = [{"op": "test", "path": _pointer(name), "value": text} for name, text in seen.items()]
+    tests = [("test", name, text) for name, text in seen.items()]
     values = {f"status/{part}/{name}": text for part in _PARTS for name, text in amounts.items()}
     values[f"metadata/annotations/{VALID_UNTIL}"] = valid_until
-    return [*tests, *({"op": "add", "path": _pointer(name), "value": text} for name, text in values.items())]
+    adds = [("add", name, text) for name, text in values.items()]
+    return [{"op": operation, "path": _pointer(name), "value": text} for operation, name, text in (*tests, *adds)]
 
 
 def own_fields(node: Mapping[str, Mapping[str, str]]) -> dict[str, str]:

@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, final
 
-from cgroupfs.errors import SourceError
 from reconciler.clients.kube import KubeApi
 from reconciler.headroom.cluster_object import (
     JSON_PATCH,
@@ -72,8 +71,35 @@ _LEAST_INTERVAL_S: Final = 30
 _MOST_INTERVAL_S: Final = 600
 
 
+class _Target:
+    """One object, and the node's own, which alone has the boot id of its machine."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        path: str,
+        node: str,
+        *,
+        wall: Callable[[], float],
+        boot: str,
+        clock: Callable[[], float],
+    ) -> None:
+        """``boot``: this machine's; empty: not known."""
+        self.object = ClusterObject(api, path, node, wall, clock)
+        self._nodes = self.object if path == NODES else ClusterObject(api, NODES, node, wall, clock)
+        self._node, self._boot = node, boot
+        self._edits = ForeignEdits(clock)
+
+    def _check_machine(self, found: FoundObject) -> None:
+        """Errors: `PublishError` for another machine's Node."""
+        check_machine(found, self._node, self._boot)
+
+    async def aclose(self) -> None:
+        await self.object.aclose()
+
+
 @final
-class NodeTarget:
+class NodeTarget(_Target):
     """`PublishTarget` in the node's own status, with names of ours."""
 
     name = ClusterTarget.NODE
@@ -88,15 +114,10 @@ class NodeTarget:
         boot: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``valid_s``: how long what is written now is current without a further word. ``boot``: this machine's."""
-        self.object = ClusterObject(api, NODES, node, wall, clock)
+        """``valid_s``: how long what is written now is current without a further word."""
+        super().__init__(api, NODES, node, wall=wall, boot=boot, clock=clock)
         self._valid_s = valid_s
-        self._node, self._boot = node, boot
         self._is_ours = False
-        self._seen: Mapping[str, str] = {}
-        """Our amounts as the API server had them after the last write, by place; empty: nothing to compare with."""
-        self._uid = ""
-        self._edits = ForeignEdits(clock)
 
     async def find(self) -> None:
         await self.object.get(cached=True)
@@ -107,35 +128,28 @@ class NodeTarget:
         valid_s = self._valid_s()
         until = rfc3339(self.object.now() + valid_s)
         found, edit = None, ""
-        seen, self._seen = self._seen, {}
-        try:
-            if seen:
-                try:
-                    found = await self.object.patch_status(own_changes(seen, offer, until), JSON_PATCH)
-                except PublishError as exc:
-                    if not exc.invalid:
-                        raise
-                    edit = await self._edit(seen)
-            if found is None:
-                found = await self.object.patch_status(node_status(offer, until))
-        except SourceError:
-            self._edits.unanswered()
-            raise
+        if seen := self._edits.take():
+            try:
+                change = self.object.patch_status(own_changes(seen, offer, until), JSON_PATCH)
+                found = await self._edits.written(change, _own)
+            except PublishError as exc:
+                if not exc.invalid:
+                    raise
+                edit = await self._edit(seen)
+        if found is None:
+            found = await self._edits.written(self.object.patch_status(node_status(offer, until)), _own)
         self._check(found)
-        if self._edits.comparable():
-            self._uid, self._seen = found.metadata.uid, _own(found)
         amounts = (found.status.allocatable if found.status is not None else None) or {}
         there = Offer(cpu_milli=_whole(amounts.get(OWN_CPU)), memory_bytes=_whole(amounts.get(OWN_MEMORY)))
         text = f"{OWN_CPU}, {OWN_MEMORY} of the node"
         return Published(there, text, min(_INTERVAL_S, max(1.0, valid_s / 3)), edit=edit)
 
-    async def _edit(self, before: Mapping[str, str]) -> str:
+    async def _edit(self, before: Mapping[str, object]) -> str:
         """Who has changed our amounts since the last write, and how; empty: no change. Errors: `PublishError`."""
         found = await self.object.get()
         self._check(found)
         now = _own(found)
-        changes = [place for place in before if now.get(place) != before[place]]
-        if not changes or found.metadata.uid != self._uid:
+        if not (changes := self._edits.changes(found, before, now)):
             return ""
         place = changes[0]
         name = place.split("/", 1)[1].replace("/", " ", 1)
@@ -143,23 +157,20 @@ class NodeTarget:
         return self._edits.named(found, [change.removeprefix("status/") for change in changes], words)
 
     def _check(self, found: FoundObject) -> None:
-        """Errors: `PublishError` for another machine's object; each answer has it, so only the first is requested."""
+        """Each answer has it, so only the first is requested. Errors: as `_check_machine`."""
         self._is_ours = False
-        check_machine(found, self._node, self._boot)
+        self._check_machine(found)
         self._is_ours = True
 
     async def withdraw(self) -> None:
         if not self._is_ours:
             self._check(await self.object.get())
-        self._seen = {}
+        self._edits.take()
         await self.object.patch_status(node_status(None, None))
-
-    async def aclose(self) -> None:
-        await self.object.aclose()
 
 
 @final
-class KatalystTarget:
+class KatalystTarget(_Target):
     """`PublishTarget` in the node's CustomNodeResource, which is made where no Katalyst agent has made it."""
 
     name = ClusterTarget.KATALYST
@@ -173,24 +184,16 @@ class KatalystTarget:
         boot: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``boot``: this machine's."""
-        self.object = ClusterObject(api, _RESOURCES, node, wall, clock)
-        self._nodes = ClusterObject(api, NODES, node, wall, clock)
-        self._node, self._boot = node, boot
+        super().__init__(api, _RESOURCES, node, wall=wall, boot=boot, clock=clock)
         self._clock = clock
         self._machine_at = -math.inf
-        self._seen: Mapping[str, str] = {}
-        """Our amounts as the API server had them after the last write, by place; empty: nothing to compare with."""
-        self._uid = ""
-        self._edits = ForeignEdits(clock)
 
     async def find(self) -> None:
         self._leave(await self.object.get())
 
     async def publish(self, offer: Offer) -> Published:
         await self._require_machine()
-        edit = ""
-        seen, self._seen = self._seen, {}
+        edit, seen = "", self._edits.take()
         try:
             found = await self.object.get()
         except PublishError as exc:
@@ -201,13 +204,7 @@ class KatalystTarget:
             await self.object.create({**kind, "metadata": {"name": self._node}, "spec": {}})
         else:
             edit = self._edit(found, seen)
-        try:
-            found = await self.object.patch_status(katalyst_status(offer))
-        except SourceError:
-            self._edits.unanswered()
-            raise
-        if self._edits.comparable():
-            self._uid, self._seen = found.metadata.uid, _reclaimed(found)
+        found = await self._edits.written(self.object.patch_status(katalyst_status(offer)), _reclaimed)
         amounts = _reclaimed(found)
         there = Offer(
             cpu_milli=_whole(amounts.get(f"resources/allocatable/{KATALYST_CPU}")),
@@ -222,27 +219,24 @@ class KatalystTarget:
         except PublishError as exc:
             if not exc.missing:
                 raise
-        seen, self._seen = self._seen, {}
+        seen = self._edits.take()
         await withdraw_all(self.object, lambda found: self._edit(found, seen), katalyst_status(None))
-
-    async def aclose(self) -> None:
-        await self._nodes.aclose()
 
     async def _require_machine(self) -> None:
         """Errors: `PublishError` for another machine's; with ``missing`` if the Node does not exist."""
         if self._clock() < self._machine_at:
             return
-        check_machine(await self._nodes.get(cached=True), self._node, self._boot)
+        self._check_machine(await self._nodes.get(cached=True))
         self._machine_at = self._clock() + _MACHINE_S
 
-    def _edit(self, found: FoundObject, seen: Mapping[str, str]) -> str:
+    def _edit(self, found: FoundObject, seen: Mapping[str, object]) -> str:
         """What another program has changed since the last write. Errors: `PublishError` where it is left to it."""
         if not seen:
             self._leave(found)
             return ""
         now = _reclaimed(found)
-        changes = [place for place in seen if now.get(place) != seen[place]]
-        if not changes or found.metadata.uid != self._uid or found.status is None or found.status.resources is None:
+        changes = self._edits.changes(found, seen, now)
+        if not changes or found.status is None or found.status.resources is None:
             return ""
         name = changes[0].removeprefix("resources/").replace("/", " ", 1)
         words = f"{name} from {seen[changes[0]]} to {now.get(changes[0], 'none')}"
@@ -251,12 +245,12 @@ class KatalystTarget:
     def _leave(self, found: FoundObject) -> None:
         """Errors: `PublishError` where another program has written our fields in the last minutes."""
         places = [f"resources/{part}/{name}" for part in _AMOUNTS for name in (KATALYST_CPU, KATALYST_MEMORY)]
-        if not self._seen and (other := self.object.other_writer(found, places)) is not None:
+        if not self._edits.seen and (other := self.object.other_writer(found, places)) is not None:
             raise PublishError(f"{other} writes the status of the CustomNodeResource, too: left to it", foreign=True)
 
 
 @final
-class KoordinatorTarget:
+class KoordinatorTarget(_Target):
     """`PublishTarget` in the node's NodeMetric, in koordlet's place; the offer is what the manager made of it."""
 
     name = ClusterTarget.KOORDINATOR
@@ -271,19 +265,12 @@ class KoordinatorTarget:
         boot: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``boot``: this machine's."""
-        self._node, self._boot = node, boot
-        self.object = ClusterObject(api, _METRICS, node, wall, clock)
-        self._nodes = ClusterObject(api, NODES, node, wall, clock)
+        super().__init__(api, _METRICS, node, wall=wall, boot=boot, clock=clock)
         self._meter = meter
         self._wall = wall
         self._held = Offer()
         self._tried: deque[str] = deque(maxlen=_TRIED)
         """Times of our last reports, also of those without an answer, which may be there."""
-        self._seen: Mapping[str, object] = {}
-        """The last report as the API server had it after the write, by field; empty: nothing to compare with."""
-        self._uid = ""
-        self._edits = ForeignEdits(clock)
         self._policy = CollectPolicy()
 
     async def find(self) -> None:
@@ -297,7 +284,7 @@ class KoordinatorTarget:
         use = await self._meter.measure(min(max(self._policy.aggregate_duration_seconds, 60), 3600))
         # Not from the cache: an older result would be taken for that of the last report.
         node = await self._nodes.get()
-        check_machine(node, self._node, self._boot)
+        self._check_machine(node)
         amounts = (node.status.allocatable if node.status is not None else None) or {}
         computed = None
         if KOORDINATOR_CPU in amounts:
@@ -311,31 +298,20 @@ class KoordinatorTarget:
         held = withheld(offer, use, computed, self._held)
         at = rfc3339(self.object.now())
         self._tried.append(at)
-        try:
-            found = await self.object.patch_status(koordinator_status(use, held, at))
-        except SourceError:
-            self._edits.unanswered()
-            raise
+        await self._edits.written(self.object.patch_status(koordinator_status(use, held, at)), _report)
         self._held = held
-        if self._edits.comparable():
-            self._uid, self._seen = found.metadata.uid, _report(found)
         text = "NodeMetric; batch-cpu, batch-memory are the manager's last result"
         return Published(there, text, interval_s, edit=edit)
 
     async def withdraw(self) -> None:
-        check_machine(await self._nodes.get(), self._node, self._boot)
-        self._seen = {}
+        self._check_machine(await self._nodes.get())
+        self._edits.take()
         await withdraw_all(self.object, self._leave, koordinator_status(None, Offer(), ""))
-
-    async def aclose(self) -> None:
-        await self.object.aclose()
 
     def _edit(self, found: FoundObject) -> str:
         """What another program has changed of the last report. Errors: `PublishError` where it is left to it."""
-        seen, self._seen = self._seen, {}
-        now = _report(found)
-        changes = [name for name in seen if now[name] != seen[name]]
-        if not changes or found.metadata.uid != self._uid:
+        seen, now = self._edits.take(), _report(found)
+        if not (changes := self._edits.changes(found, seen, now)):
             return ""
         words = f"{changes[0]} of the NodeMetric"
         if changes[0] == _REPORT[0]:
@@ -363,7 +339,7 @@ class KoordinatorTarget:
         elif other is not None and self._tried and (at is None or self._wall() - at >= REPORTER_S):
             other = None  # no report of now: what it has changed is restored
         if other is not None:
-            self._seen = {}
+            self._edits.take()
             raise PublishError(f"{other} writes the status of the NodeMetric, too: left to it", foreign=True)
 
 
