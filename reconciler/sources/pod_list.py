@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Final, NamedTuple, TypeVar, final
+from typing import Any, Final, Generic, NamedTuple, TypeVar, final, get_args, get_origin
 
 import msgspec
 from msgspec import Raw, Struct
@@ -27,26 +27,20 @@ from reconciler.pods.marks import LONGEST_NAME, MarkReader, limited, too_long
 from reconciler.sources.podspec import (
     LONGEST_UID,
     MOST_CONTAINERS,
-    SPEC_NAMES,
-    STATUS_NAMES,
-    ContainerSpec,
-    ContainerStatus,
     MarkedMeta,
     MarkedObject,
     Marks,
     ObjectMeta,
     OwnerReference,
-    PodCondition,
-    PodIP,
     PodObject,
     PodSpec,
     PodStatus,
-    Toleration,
     marks_of,
     meta_of,
 )
 from state.model import PodMeta
 
+S = TypeVar("S", bound=Struct)
 T = TypeVar("T")
 
 MOST_PODS: Final = 4096
@@ -98,37 +92,37 @@ class KnownItem(NamedTuple):
     pod: ListedPod
 
 
-class _ListedSpec(Struct, frozen=True, rename=SPEC_NAMES):
-    """`PodSpec` whose containers are not decoded yet: a tenant may list tens of thousands."""
+class _Lists(Generic[S]):
+    """Decodes a struct with the first items of its lists alone: a tenant may write tens of thousands.
 
-    containers: list[Raw] | None = None
-    init_containers: list[Raw] | None = None
-    ephemeral_containers: list[Raw] | None = None
-    priority_class_name: str | None = None
-    priority: int | None = None
-    node_name: str | None = None
-    grace_s: float | None = None
-    tolerations: list[Raw] | None = None
+    ``listed``: the same struct with the items as in the JSON.
+    """
+
+    def __init__(self, kind: type[S]) -> None:
+        self._kind = kind
+        self._decode: dict[str, Callable[[Raw], object]] = {}
+        columns: list[tuple[str, object, object]] = []
+        for field in msgspec.structs.fields(kind):
+            kinds = [get_args(each)[0] for each in get_args(field.type) if get_origin(each) is list]
+            if kinds:
+                self._decode[field.name] = msgspec.json.Decoder(kinds[0]).decode
+            columns.append((field.name, list[Raw] | None if kinds else field.type, field.default))
+        names = {field.name: field.encode_name for field in msgspec.structs.fields(kind)}
+        self.listed = msgspec.defstruct(kind.__name__, columns, frozen=True, rename=names)
+
+    def first(self, listed: Struct) -> S:
+        """The struct with the first items of its lists."""
+        values = msgspec.structs.asdict(listed)
+        values.update((name, _first(values[name], decode)) for name, decode in self._decode.items())
+        return self._kind(**values)
 
 
-class _ListedStatus(Struct, frozen=True, rename=STATUS_NAMES):
-    """`PodStatus`, in the same way."""
-
-    qos_class: str | None = None
-    pod_ip: str | None = None
-    pod_ips: list[Raw] | None = None
-    resize: str | None = None
-    conditions: list[Raw] | None = None
-    container_statuses: list[Raw] | None = None
-    init_container_statuses: list[Raw] | None = None
-    ephemeral_container_statuses: list[Raw] | None = None
-
-
-class _ListedObject(Struct, frozen=True):
-    """A pod without its metadata, which is read before."""
-
-    spec: _ListedSpec = _ListedSpec()
-    status: _ListedStatus = _ListedStatus()
+_SPEC: Final = _Lists(PodSpec)
+_STATUS: Final = _Lists(PodStatus)
+# A pod without its metadata, which is read before.
+_Listed = msgspec.defstruct(
+    "_Listed", [("spec", _SPEC.listed, _SPEC.listed()), ("status", _STATUS.listed, _STATUS.listed())], frozen=True
+)
 
 
 class _ListMeta(Struct, rename="camel"):
@@ -142,13 +136,8 @@ class _Envelope(Struct):
 
 
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
-_decode_pod = msgspec.json.Decoder(_ListedObject).decode
-_decode_container = msgspec.json.Decoder(ContainerSpec).decode
-_decode_container_status = msgspec.json.Decoder(ContainerStatus).decode
+_decode_pod = msgspec.json.Decoder(_Listed).decode
 _decode_owner = msgspec.json.Decoder(OwnerReference).decode
-_decode_toleration = msgspec.json.Decoder(Toleration).decode
-_decode_address = msgspec.json.Decoder(PodIP).decode
-_decode_condition = msgspec.json.Decoder(PodCondition).decode
 _decode_text = msgspec.json.Decoder(str | None).decode
 _decode_seconds = msgspec.json.Decoder(float | None).decode
 _decode_items = msgspec.json.Decoder(list[Raw] | None).decode
@@ -474,8 +463,7 @@ def _short(text: Raw, most: int) -> str | None:
     return name
 
 
-def _pod_object(meta: MarkedMeta, known: ObjectMeta, listed: _ListedObject) -> PodObject:
-    spec, status = listed.spec, listed.status
+def _pod_object(meta: MarkedMeta, known: ObjectMeta, listed: Any) -> PodObject:
     return PodObject(
         metadata=replace(
             known,
@@ -483,26 +471,8 @@ def _pod_object(meta: MarkedMeta, known: ObjectMeta, listed: _ListedObject) -> P
             deletion_timestamp=_decode_text(meta.deletion_timestamp),
             deletion_grace_s=_decode_seconds(meta.deletion_grace_s),
         ),
-        spec=PodSpec(
-            containers=_first(spec.containers, _decode_container),
-            init_containers=_first(spec.init_containers, _decode_container),
-            ephemeral_containers=_first(spec.ephemeral_containers, _decode_container),
-            priority_class_name=spec.priority_class_name,
-            priority=spec.priority,
-            node_name=spec.node_name,
-            grace_s=spec.grace_s,
-            tolerations=_first(spec.tolerations, _decode_toleration),
-        ),
-        status=PodStatus(
-            qos_class=status.qos_class,
-            pod_ip=status.pod_ip,
-            pod_ips=_first(status.pod_ips, _decode_address),
-            resize=status.resize,
-            conditions=_first(status.conditions, _decode_condition),
-            container_statuses=_first(status.container_statuses, _decode_container_status),
-            init_container_statuses=_first(status.init_container_statuses, _decode_container_status),
-            ephemeral_container_statuses=_first(status.ephemeral_container_statuses, _decode_container_status),
-        ),
+        spec=_SPEC.first(listed.spec),
+        status=_STATUS.first(listed.status),
     )
 
 

@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 
 from cgroupfs.naming import QosClass
 from reconciler.pods.marks import LONGEST_NAME, MarkReader, limited, note, shortened, too_long
@@ -81,24 +81,7 @@ class ContainerSpec(Struct, frozen=True, rename="camel"):
     restart_policy: str | None = None
 
 
-SPEC_NAMES: Final = {
-    "init_containers": "initContainers",
-    "ephemeral_containers": "ephemeralContainers",
-    "priority_class_name": "priorityClassName",
-    "node_name": "nodeName",
-    "grace_s": "terminationGracePeriodSeconds",
-}
-STATUS_NAMES: Final = {
-    "qos_class": "qosClass",
-    "pod_ip": "podIP",
-    "pod_ips": "podIPs",
-    "container_statuses": "containerStatuses",
-    "init_container_statuses": "initContainerStatuses",
-    "ephemeral_container_statuses": "ephemeralContainerStatuses",
-}
-
-
-class PodSpec(Struct, frozen=True, rename=SPEC_NAMES):
+class PodSpec(Struct, frozen=True, rename="camel"):
     """``spec``."""
 
     containers: list[ContainerSpec] | None = None
@@ -106,19 +89,16 @@ class PodSpec(Struct, frozen=True, rename=SPEC_NAMES):
     ephemeral_containers: list[ContainerSpec] | None = None
     priority_class_name: str | None = None
     priority: int | None = None
-    node_name: str | None = None
-    grace_s: float | None = None
+    grace_s: float | None = field(name="terminationGracePeriodSeconds", default=None)
     tolerations: list[Toleration] | None = None
     overhead: dict[str, str | int] | None = None
 
 
-class ContainerStatus(
-    Struct, frozen=True, rename={"container_id": "containerID", "allocated_resources": "allocatedResources"}
-):
+class ContainerStatus(Struct, frozen=True, rename="camel"):
     """The parts of a container's status that name its directory and report a resize."""
 
     name: str
-    container_id: str | None = None
+    container_id: str | None = field(name="containerID", default=None)
     allocated_resources: dict[str, str | int] | None = None
     resources: ResourceRequirements | None = None
 
@@ -138,12 +118,12 @@ class PodIP(Struct, frozen=True):
     ip: str = ""
 
 
-class PodStatus(Struct, frozen=True, rename=STATUS_NAMES):
+class PodStatus(Struct, frozen=True, rename="camel"):
     """``status``."""
 
     qos_class: str | None = None
-    pod_ip: str | None = None
-    pod_ips: list[PodIP] | None = None
+    pod_ip: str | None = field(name="podIP", default=None)
+    pod_ips: list[PodIP] | None = field(name="podIPs", default=None)
     resize: str | None = None
     conditions: list[PodCondition] | None = None
     container_statuses: list[ContainerStatus] | None = None

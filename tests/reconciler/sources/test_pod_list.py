@@ -395,6 +395,14 @@ def test_an_empty_list_is_an_answer() -> None:
     assert decode_pods(EMPTY, MARKS) == ((), ())
 
 
+def test_the_overhead_of_a_runtime_class_is_read() -> None:
+    pod = pod_json("a")
+    pod["spec"] = {"containers": [], "overhead": {"cpu": "250m", "memory": "120Mi"}}
+    (meta,), problems = decode_pods(pod_list(pod), MARKS)
+    assert problems == ()
+    assert meta.overhead == Resources(cpu_milli=250, memory_bytes=120 << 20)
+
+
 @pytest.mark.parametrize(
     ("tolerations", "effects"),
     [
