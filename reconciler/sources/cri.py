@@ -186,7 +186,7 @@ class CriClient:
         call = _Call("Version", pb.VersionRequest(version="0.1.0"), pb.VersionResponse)
         for api in _APIS:
             try:
-                message = await self._ask_in(api, lambda answer: answer, call)
+                (message,) = await self._ask_in(api, call)
             except GrpcStatusError as exc:
                 if exc.code != Code.UNIMPLEMENTED:
                     raise
@@ -199,7 +199,7 @@ class CriClient:
 
     async def status(self) -> tuple[RuntimeCondition, ...]:
         pb = await self._messages()
-        message = await self._ask(lambda answer: answer, _Call("Status", pb.StatusRequest(), pb.StatusResponse))
+        (message,) = await self._ask(_Call("Status", pb.StatusRequest(), pb.StatusResponse))
         return tuple(
             RuntimeCondition(type=condition.type, ok=condition.status, message=condition.message or condition.reason)
             for condition in message.status.conditions
@@ -236,7 +236,7 @@ class CriClient:
 
     async def _order(self, call: _Call, timeout_s: float) -> bool:
         try:
-            await self._ask(lambda _: None, call, timeout_s=timeout_s)
+            await self._ask(call, timeout_s=timeout_s)
         except GrpcStatusError as exc:
             if exc.code != Code.NOT_FOUND:
                 raise
@@ -248,21 +248,15 @@ class CriClient:
         pb = await self._messages()
         from google.protobuf.message import DecodeError  # lazy: 3 MiB and 20 ms
 
-        def sandbox(item: bytes) -> _Sandbox:
+        def message(kind: "type[Message]", item: bytes) -> Any:
             try:
-                return _sandbox(pb.PodSandbox.FromString(item), self._marks)
+                return kind.FromString(item)
             except DecodeError as exc:
                 raise ValueError(str(exc)) from exc
 
-        def container(item: bytes) -> _Container | None:
-            try:
-                return _container(pb.Container.FromString(item), pb)
-            except DecodeError as exc:
-                raise ValueError(str(exc)) from exc
-
-        some, others = _Items("ListPodSandbox", sandbox), _Items("ListContainers", container)
+        some = _Items("ListPodSandbox", lambda item: _sandbox(message(pb.PodSandbox, item), self._marks))
+        others = _Items("ListContainers", lambda item: _container(message(pb.Container, item), pb))
         await self._ask(
-            lambda: None,
             _Call(
                 "ListPodSandbox",
                 pb.ListPodSandboxRequest(filter=pb.PodSandboxFilter(**sandboxes)),
@@ -279,11 +273,11 @@ class CriClient:
         self._problems = (*some.problems, *others.problems)
         return tuple(_joined(some.found, others.found))
 
-    async def _ask(self, build: "Callable[..., T]", *calls: _Call, timeout_s: float | None = None) -> T:
-        """What ``build`` makes of the answers; in the API version that is spoken."""
+    async def _ask(self, *calls: _Call, timeout_s: float | None = None) -> list[Any]:
+        """The answers that were not taken item by item; in the API version that is spoken."""
         if self._api is not None:
             try:
-                return await self._ask_in(self._api, build, *calls, timeout_s=timeout_s)
+                return await self._ask_in(self._api, *calls, timeout_s=timeout_s)
             except GrpcStatusError as exc:
                 if exc.code != Code.UNIMPLEMENTED:
                     raise
@@ -291,9 +285,9 @@ class CriClient:
             except SourceError:
                 self._api = None
                 raise
-        return await self._ask_in((await self.version()).api, build, *calls, timeout_s=timeout_s)
+        return await self._ask_in((await self.version()).api, *calls, timeout_s=timeout_s)
 
-    async def _ask_in(self, api: str, build: "Callable[..., T]", *calls: _Call, timeout_s: float | None = None) -> T:
+    async def _ask_in(self, api: str, *calls: _Call, timeout_s: float | None = None) -> list[Any]:
         questions = (
             UnaryCall(
                 f"/runtime.{api}.RuntimeService/{call.method}",
@@ -304,9 +298,9 @@ class CriClient:
         )
         bodies = await self._channel.call(*questions, timeout_s=timeout_s or self._timeout_s)
 
-        def made() -> T:
+        def made() -> list[Any]:
             whole = [(call, body) for call, body in zip(calls, bodies, strict=True) if call.items is None]
-            return build(*(call.answer.FromString(body) for call, body in whole))
+            return [call.answer.FromString(body) for call, body in whole]
 
         from google.protobuf.message import DecodeError  # lazy: 3 MiB and 20 ms
 
