@@ -42,10 +42,6 @@ class NoteFile:
         self._inside = inside
         self._name = name
 
-    @property
-    def path(self) -> str:
-        return "/".join((self._root.rstrip("/"), *self._inside, self._name))
-
     def write(self, text: str) -> None:
         """Make the file, with ``text`` in it, world-readable; an old acknowledgement is removed."""
         data = text.encode()

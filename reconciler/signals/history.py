@@ -69,11 +69,6 @@ class SampleSeries:
         """(at, value), the oldest first."""
         return zip(*self.all(), strict=True)
 
-    @property
-    def last(self) -> tuple[float, float] | None:
-        """(at, value) of the newest; None when there is none."""
-        return (self.times[-1], self.values[-1]) if self.values else None
-
     def fresh(self, now: float, within_s: float) -> float | None:
         """The newest value if it is at most ``within_s`` old; None: unknown."""
         return self.values[-1] if self.values and now - self.times[-1] <= within_s else None

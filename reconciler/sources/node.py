@@ -4,7 +4,6 @@ import os
 
 from msgspec import Struct
 
-from cgroupfs.cpuset import CpuSet
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import GroupName, Layout
 from reconciler.sources.kubelet_config import KubeletConfig
@@ -26,8 +25,3 @@ class NodeEnvironment(Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         return self.kubelet.node_name or os.uname().nodename
-
-    @property
-    def reserved(self) -> CpuSet:
-        """The kubelet's ``reservedSystemCPUs``."""
-        return self.kubelet.reserved_cpus

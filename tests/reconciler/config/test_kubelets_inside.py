@@ -41,6 +41,6 @@ async def test_be_work_runs_on_no_cpu_that_the_kubelet_reserves(
     async with live.looked() as agent:
         directory = live.place().hierarchy.directory("cpuset", f"{group(BATCH)}/{container_id(BATCH)}")
         cpus = CpuSet.parse(live.kernel.read(directory, "cpuset.cpus").strip())
-        assert agent.place.reserved == CpuSet.parse(reserved)
+        assert agent.place.kubelet.reserved_cpus == CpuSet.parse(reserved)
     assert cpus
     assert not cpus & CpuSet.parse(reserved), f"BE runs on {cpus}"

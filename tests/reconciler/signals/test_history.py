@@ -33,7 +33,7 @@ def test_signals_that_share_their_times_are_told_as_if_each_had_its_own(seed: in
         for name, kept in model.items():
             series = known(history.series("pod:a", name))
             assert list(series) == [(at, value) for at, value, _ in kept]
-            assert (len(series), series.confidence, series.last) == (len(kept), kept[-1][2], kept[-1][:2])
+            assert (len(series), series.confidence) == (len(kept), kept[-1][2])
             since = now - made.choice([-1.0, 0.0, 1.0, 2.5, 50.0])
             later = [(at, value) for at, value, _ in kept if at > since]
             assert series.since(since) == later
@@ -57,7 +57,6 @@ def test_times_are_kept_once_for_all_signals_of_every_frame_and_again_after_a_ga
 
 def test_of_an_empty_ring_there_is_no_tail() -> None:
     assert SampleSeries().tail(0) == []
-    assert SampleSeries().last is None
 
 
 def test_a_reading_told_twice_counts_once_and_who_is_gone_is_forgotten() -> None:
