@@ -34,28 +34,13 @@ class _Cluster(Struct, rename="kebab"):
     proxy_url: str | None = None
 
 
-class _KubeconfigUser(
-    Struct,
-    rename={
-        "token_file": "tokenFile",
-        **{
-            name: name.replace("_", "-")
-            for name in (
-                "client_certificate",
-                "client_certificate_data",
-                "client_key",
-                "client_key_data",
-                "auth_provider",
-            )
-        },
-    },
-):
+class _KubeconfigUser(Struct, rename="kebab"):
     client_certificate: str | None = None
     client_certificate_data: str | None = None
     client_key: str | None = None
     client_key_data: str | None = None
     token: str | None = None
-    token_file: str | None = None
+    token_file: str | None = msgspec.field(name="tokenFile", default=None)
     username: str | None = None
     # Of any shape: they are only refused.
     exec: Any = None
