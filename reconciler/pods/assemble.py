@@ -98,7 +98,7 @@ def merge_metas(uid: str, metas: Iterable[PodMeta]) -> PodMeta | None:
             source=f"{merged.source}+{weaker.source}",
             static=merged.static or weaker.static,
             deleting=merged.deleting or weaker.deleting,
-            containers=_join(merged.containers, weaker.containers),
+            containers=_join(merged, weaker),
             overhead=merged.overhead if merged.overhead != Resources() else weaker.overhead,
             tolerates=merged.tolerates or weaker.tolerates,
             sandbox_ids=tuple(dict.fromkeys(merged.sandbox_ids + weaker.sandbox_ids)),
@@ -107,12 +107,13 @@ def merge_metas(uid: str, metas: Iterable[PodMeta]) -> PodMeta | None:
     return merged
 
 
-def _join(strong: tuple[ContainerMeta, ...], weak: tuple[ContainerMeta, ...]) -> tuple[ContainerMeta, ...]:
-    by_name = {container.name: container for container in weak}
+def _join(strong: PodMeta, weak: PodMeta) -> tuple[ContainerMeta, ...]:
+    by_name = {container.name: container for container in weak.containers}
+    is_weaks = has_spec(weak.source) and not has_spec(strong.source)
     joined = []
-    for container in strong:
-        other = by_name.pop(container.name, None)
-        joined.append(replace(container, id=other.id) if other is not None and container.id is None else container)
+    for container in strong.containers:
+        other = by_name.pop(container.name, container)
+        joined.append(replace(other if is_weaks else container, id=container.id or other.id))
     return (*joined, *by_name.values())
 
 

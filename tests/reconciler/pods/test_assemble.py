@@ -60,10 +60,11 @@ def test_each_field_comes_from_the_strongest_source_that_tells_it() -> None:
     assert stronger.ip == "10.0.0.8"
 
 
-def test_the_ids_of_one_source_meet_the_requests_of_another() -> None:
-    kubelet = PodMeta(
+@pytest.mark.parametrize("source", ["kubelet", "manifest"])
+def test_the_ids_of_one_source_meet_the_requests_of_another(source: str) -> None:
+    spec = PodMeta(
         uid=UID,
-        source="kubelet",
+        source=source,
         labels={},
         annotations={},
         containers=(
@@ -76,7 +77,7 @@ def test_the_ids_of_one_source_meet_the_requests_of_another() -> None:
         source="cri",
         containers=(ContainerMeta(name="main", id="aa"), ContainerMeta(name="setup", id="bb")),
     )
-    pod = assemble(known(cri, kubelet), ClassRules())
+    pod = assemble(known(cri, spec), ClassRules())
     assert [(container.name, container.kind, container.requests.batch_cpu_milli) for container in pod.containers] == [
         ("main", ContainerKind.APP, 500),
         ("setup", ContainerKind.INIT, None),
