@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,37 +24,26 @@ from tests.fakes.marks import MARKS
 from tests.reconciler.sources.podlists import EMPTY, FIXTURES, pod_json, pod_list
 
 
-def listing(
-    peer: HttpEndpoint,
-    *,
-    on_change: Callable[[frozenset[str]], None] = lambda _: None,
-    find: Callable[[], HttpEndpoint | None] = lambda: None,
-    on_recovery: Callable[[], None] = lambda: None,
-    **given: float,
-) -> KubeletPods:
-    periods = {"period_s": 30.0, "gap_s": 0.2, **given}
-    return KubeletPods(
-        peer,
-        on_change=on_change,
-        marks=MARKS,
-        find=find,
-        on_recovery=on_recovery,
-        period_s=periods["period_s"],
-        gap_s=periods["gap_s"],
-    )
+def listing(peer: HttpEndpoint, **given: Any) -> KubeletPods:
+    return KubeletPods(peer, marks=MARKS, **{"on_change": lambda _: None, "gap_s": 0.0, **given})
 
 
 async def kubelet(nursery: trio.Nursery, server: HttpPeer, **given: Any) -> HttpEndpoint:
     return await server.endpoint(nursery, name="kubelet", **given)
 
 
+async def running(nursery: trio.Nursery, server: HttpPeer, *, timeout_s: float = 5.0, **given: Any) -> KubeletPods:
+    """The list of this kubelet, requested once."""
+    pods = listing(await kubelet(nursery, server, timeout_s=timeout_s), **given)
+    await nursery.start(pods.run)
+    return pods
+
+
 async def test_a_kubelet_that_responds_again_is_reported_once(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     good = Reply(pod_list(pod_json("a")))
     server = HttpPeer([good, Reply(status="500 Internal"), good, good])
     recovered: list[int] = []
-    peer = await kubelet(nursery, server)
-    pods = listing(peer, gap_s=0, on_recovery=lambda: recovered.append(len(server.requests)))
-    await nursery.start(pods.run)
+    pods = await running(nursery, server, on_recovery=lambda: recovered.append(len(server.requests)))
     for _ in range(3):
         with suppress(SourceError):
             await pods.refresh()
@@ -63,8 +51,7 @@ async def test_a_kubelet_that_responds_again_is_reported_once(nursery: trio.Nurs
 
 
 async def ask(nursery: trio.Nursery, reply: Reply, timeout_s: float = 5.0) -> tuple[KubeletPods, SourceError | None]:
-    pods = listing(await kubelet(nursery, HttpPeer([reply]), timeout_s=timeout_s), gap_s=0)
-    await nursery.start(pods.run)
+    pods = await running(nursery, HttpPeer([reply]), timeout_s=timeout_s)
     try:
         await pods.refresh()
     except SourceError as exc:
@@ -126,8 +113,7 @@ async def test_no_failure_and_no_empty_list_shrinks_what_is_known(nursery: trio.
         ]
     )
     changes: list[frozenset[str]] = []
-    pods = listing(await kubelet(nursery, server), on_change=changes.append, gap_s=0)
-    await nursery.start(pods.run)
+    pods = await running(nursery, server, on_change=changes.append)
     assert set(pods.known) == {"a", "b"}
     await pods.refresh()
     assert set(pods.known) == {"a", "b"}
@@ -166,8 +152,7 @@ async def test_what_cannot_be_read_of_a_pod_this_time_stays_as_it_was_and_is_sai
 ) -> None:
     whole = {**pod_json("a", labels=BE), "spec": {"containers": [{"name": "main"}]}}
     first = Reply(pod_list(whole, pod_json("b")))
-    pods = listing(await kubelet(nursery, HttpPeer([first, second])), gap_s=0)
-    await nursery.start(pods.run)
+    pods = await running(nursery, HttpPeer([first, second]))
     known = await pods.refresh()
     assert known["a"].labels == BE
     assert known["a"].containers
@@ -179,8 +164,7 @@ async def test_what_cannot_be_read_of_a_pod_this_time_stays_as_it_was_and_is_sai
 
 async def test_the_pods_before_a_break_are_known(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     body = pod_list(pod_json("a", labels=BE), pod_json("b"))
-    pods = listing(await kubelet(nursery, HttpPeer([Reply(body[:-20])])), gap_s=0)
-    await nursery.start(pods.run)
+    pods = await running(nursery, HttpPeer([Reply(body[:-20])]))
     with pytest.raises(SourceError, match="not a pod list"):
         await pods.refresh()
     assert pods.known["a"].labels == BE
@@ -192,8 +176,7 @@ async def test_a_list_of_any_length_is_known_and_the_loop_goes_on(nursery: trio.
     items = [pod_json(f"u{number}", annotations=around, labels=BE) for number in range(70)]
     body = pod_list(*items)
     assert len(body) > 64 << 20
-    pods = listing(await kubelet(nursery, HttpPeer([Reply(body)]), timeout_s=120), gap_s=0)
-    await nursery.start(pods.run)
+    pods = await running(nursery, HttpPeer([Reply(body)]), timeout_s=120)
     assert {meta.labels["koordinator.sh/qosClass"] for meta in pods.known.values() if meta.labels} == {"BE"}
     assert len(pods.known) == 70
 
@@ -223,8 +206,7 @@ async def test_no_pod_of_a_list_holds_the_loop(nursery: trio.Nursery, idle_clock
         {**pod_json("c", labels=BE), "spec": {"volumes": ["\0" * 1_000_000]}},
     ]
     body = pod_list(*items)[:-2] + b"," + deep + b"]}"
-    pods = listing(await kubelet(nursery, HttpPeer([Reply(body)]), timeout_s=60), gap_s=0)
-    await nursery.start(pods.run)
+    pods = await running(nursery, HttpPeer([Reply(body)]), timeout_s=60)
     for _ in range(10):
         steps = Steps("KubeletPods.run")
         trio.lowlevel.add_instrument(steps)
@@ -239,8 +221,7 @@ async def test_no_pod_of_a_list_holds_the_loop(nursery: trio.Nursery, idle_clock
 
 async def test_questions_that_come_together_are_one_question(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     server = HttpPeer([Reply(EMPTY), Reply(EMPTY, hang_s=0.1), Reply(pod_list(pod_json("a")))])
-    pods = listing(await kubelet(nursery, server), gap_s=0.05)
-    await nursery.start(pods.run)
+    pods = await running(nursery, server, gap_s=0.05)
     async with trio.open_nursery() as askers:
         for _ in range(20):
             askers.start_soon(pods.refresh)
@@ -261,8 +242,7 @@ async def answered(pods: KubeletPods, server: HttpPeer, count: int) -> None:
 
 async def test_it_is_asked_again_after_the_period(nursery: trio.Nursery, mock_clock: MockClock) -> None:
     server = HttpPeer([Reply(EMPTY)])
-    pods = listing(await kubelet(nursery, server, timeout_s=1000), period_s=30)
-    await nursery.start(pods.run)
+    pods = await running(nursery, server, timeout_s=1000, period_s=30, gap_s=0.2)
     for count in (1, 2, 3):
         await answered(pods, server, count)
         mock_clock.jump(29)
@@ -290,7 +270,7 @@ async def test_the_more_a_list_costs_the_later_comes_the_next(
     nursery: trio.Nursery, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = HttpPeer([Reply(EMPTY)])
-    pods = listing(await kubelet(nursery, server, timeout_s=1000))
+    pods = listing(await kubelet(nursery, server, timeout_s=1000), gap_s=0.2)
     clock = itertools.count(0.0, 0.7)
     monkeypatch.setattr(time, "thread_time", lambda: next(clock))
     await nursery.start(pods.run)
@@ -305,7 +285,7 @@ async def test_the_more_a_list_costs_the_later_comes_the_next(
 
 
 async def test_who_waits_when_it_stops_is_told(nursery: trio.Nursery, idle_clock: MockClock) -> None:
-    pods = listing(await kubelet(nursery, HttpPeer([Reply(EMPTY), Reply(EMPTY, hang_s=60)])), gap_s=0)
+    pods = listing(await kubelet(nursery, HttpPeer([Reply(EMPTY), Reply(EMPTY, hang_s=60)])))
     texts: list[str] = []
 
     async def wait() -> None:
@@ -416,7 +396,7 @@ async def test_credentials_that_change_are_used_from_the_next_request_on(
     first = await kubelet(nursery, server, authority=trustme.CA(), token="first")
     second = replace(first, inline=replace(first.inline, token="second"))
     now: list[HttpEndpoint | None] = [first]
-    pods = listing(first, gap_s=0, find=lambda: now[0])
+    pods = listing(first, find=lambda: now[0])
     await nursery.start(pods.run)
     # Unreadable for a moment: the one before counts.
     for now[0] in (None, second, second):
