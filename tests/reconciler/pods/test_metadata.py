@@ -73,13 +73,18 @@ class FakeKubelet:
         self.known = {uid: pod for uid, pod in self.known.items() if uid in alive}
 
 
+async def started(nursery: trio.Nursery, cri: FakeCri, dirty: DirtyKeys | None = None) -> Metadata:
+    metadata = Metadata(DirtyKeys() if dirty is None else dirty, cri=cri)
+    await nursery.start(metadata.run)
+    return metadata
+
+
 async def test_a_new_pod_is_asked_about_at_once_and_marked_when_it_is_told(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     dirty = DirtyKeys()
     cri = FakeCri({"u": 0.05})
-    metadata = Metadata(dirty, cri=cri)
-    await nursery.start(metadata.run)
+    metadata = await started(nursery, cri, dirty)
     metadata.request(["u"])
     await trio.sleep(1)
     assert dirty.take_nowait().keys == {"pod:u"}
@@ -91,8 +96,7 @@ async def test_wanting_does_not_wait_and_what_is_known_is_not_asked_again(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     cri = FakeCri({"u": 0.0}, takes_s=5)
-    metadata = Metadata(DirtyKeys(), cri=cri)
-    await nursery.start(metadata.run)
+    metadata = await started(nursery, cri)
     metadata.request(["u"])
     metadata.request(["u"])
     assert trio.current_time() == 0
@@ -105,8 +109,7 @@ async def test_wanting_does_not_wait_and_what_is_known_is_not_asked_again(
 async def test_many_pods_at_once_are_one_question(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     cri = FakeCri({f"u{n}": 0.0 for n in range(15)})
     dirty = DirtyKeys()
-    metadata = Metadata(dirty, cri=cri)
-    await nursery.start(metadata.run)
+    metadata = await started(nursery, cri, dirty)
     metadata.request([f"u{n}" for n in range(15)])
     await trio.sleep(1)
     assert [what for _, what in cri.asked] == ["*"]
@@ -135,8 +138,7 @@ async def test_a_runtime_that_fails_is_told_and_asked_again_more_slowly(
 ) -> None:
     cri = FakeCri({"u": 0.0})
     cri.failing = True
-    metadata = Metadata(DirtyKeys(), cri=cri)
-    await nursery.start(metadata.run)
+    metadata = await started(nursery, cri)
     metadata.request(["u"])
     await trio.sleep(20)
     assert len(cri.asked) < 12
@@ -151,8 +153,7 @@ async def test_the_runtime_is_greeted_before_the_first_pod_needs_it(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     cri = FakeCri({"u": 0.0})
-    metadata = Metadata(DirtyKeys(), cri=cri)
-    await nursery.start(metadata.run)
+    await started(nursery, cri)
     await trio.sleep(1)
     assert cri.connected
     assert cri.asked == []
@@ -160,8 +161,7 @@ async def test_the_runtime_is_greeted_before_the_first_pod_needs_it(
 
 async def test_pods_that_are_gone_are_forgotten(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     cri = FakeCri({"u": 0.0})
-    metadata = Metadata(DirtyKeys(), cri=cri)
-    await nursery.start(metadata.run)
+    metadata = await started(nursery, cri)
     metadata.request(["u", "never"])
     await trio.sleep(0.5)
     metadata.keep_only([])

@@ -25,13 +25,12 @@ SERVICE = "4:memory:/system.slice/kubelet.service\n1:name=systemd:/system.slice/
 
 
 class Tree:
-    """A /proc tree whose process 1 has this machine's root directory for its own."""
+    """A /proc tree whose processes have this machine's root directory for their own."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.root = str(home / "node")
         self.add(1, argv=("init",))
-        (home / "node/proc/1/root").symlink_to("/")
 
     def program(self, name: str = "bin/kubelet") -> Path:
         path = self.home / name
@@ -54,6 +53,7 @@ class Tree:
     ) -> None:
         path = Path(self.root) / "proc" / str(pid)
         (path / "ns").mkdir(parents=True)
+        (path / "root").symlink_to("/")
         for name, text in (HOST | (spaces or {})).items():
             (path / "ns" / name).symlink_to(text)
         (path / "cmdline").write_bytes(b"".join(os.fsencode(word) + b"\0" for word in argv))
@@ -78,13 +78,9 @@ def test_the_one_kubelet_that_is_the_hosts_is_believed(tree: Tree) -> None:
     program = tree.program()
     tree.add(40, program)
     search = tree.search()
-    assert search.process is not None
-    assert (search.process.pid, search.process.arguments, search.process.executable) == (
-        40,
-        ("--port=1",),
-        str(program),
-    )
-    assert search.process.program == (program.stat().st_dev, program.stat().st_ino)
+    process = known(search.process)
+    assert (process.pid, process.arguments, process.executable) == (40, ("--port=1",), str(program))
+    assert process.program == (program.stat().st_dev, program.stat().st_ino)
     assert (search.problems, search.rejections) == ((), 0)
 
 
@@ -93,17 +89,15 @@ def test_an_impostor_beside_the_kubelet_is_no_problem(tree: Tree) -> None:
     tree.add(40, program)
     tree.add(41, program, uids="1000 1000 1000 1000")
     search = tree.search()
-    assert search.process is not None
-    assert (search.process.pid, search.rejections, search.problems) == (40, 1, ())
+    assert (known(search.process).pid, search.rejections, search.problems) == (40, 1, ())
 
 
 def test_a_program_for_many_purposes_is_a_kubelet_by_its_first_argument(tree: Tree) -> None:
     program = tree.program("bin/hyperkube")
     tree.add(40, program, argv=(str(program), "kubelet", "--port=1"))
     tree.add(41, program, argv=(str(program), "kube-proxy"))
-    search = tree.search()
-    assert search.process is not None
-    assert (search.process.pid, search.process.arguments) == (40, ("--port=1",))
+    process = known(tree.search().process)
+    assert (process.pid, process.arguments) == (40, ("--port=1",))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +128,6 @@ def test_a_program_with_a_kubelet_inside_is_verified_as_a_kubelet_is(
     assert found.inside is not None
     assert (found.pid, found.inside.name, found.arguments) == (40, name, arguments)
     assert (found.executable, found.started, found.unit) == (str(path), 100, "kubelet.service")
-    (Path(tree.root) / "proc/40/root").symlink_to("/")
     assert tree.search(path).process == found, "named by the operator it is read in the same way"
     tree.add(41, tree.program())
     other = tree.search().process
@@ -175,7 +168,6 @@ def test_one_that_is_not_trusted_is_reported_where_no_kubelet_was_found(
     search = tree.search()
     assert (search.process, search.rejections) == (None, 1)
     assert search.problems == (f"process 40 is named microk8s but not trusted: {reason}",)
-    (Path(tree.root) / "proc/40/root").symlink_to("/")
     named = tree.search(path)
     assert (named.process is not None) is ("mnt" in reason)
     tree.add(41, tree.program())
@@ -202,8 +194,7 @@ def test_two_programs_with_a_kubelet_inside_are_the_operators_to_choose(tree: Tr
 )
 def test_the_service_is_in_the_path_of_its_group(tree: Tree, text: str, unit: str) -> None:
     tree.add(40, tree.program("bin/k3s"), argv=("k3s agent",), cgroup=text)
-    found = known(tree.search().process)
-    assert found.unit == unit
+    assert known(tree.search().process).unit == unit
 
 
 @pytest.mark.parametrize("uids", ["1000 0 0 0", "0 1000 0 0", "0 0 1000 0", "0 0 0 1000", "1 1 1 1", "", "0 0"])
@@ -288,21 +279,16 @@ def test_a_child_that_has_not_yet_its_own_program_is_no_second_kubelet(tree: Tre
     program = tree.program()
     tree.add(40, program)
     tree.add(41, program, parent=40)
-    search = tree.search()
-    assert search.process is not None
-    assert search.process.pid == 40
+    assert known(tree.search().process).pid == 40
 
 
 def test_the_operator_s_word_names_one_of_two_and_one_in_a_container(tree: Tree) -> None:
     first, second = tree.program(), tree.program("other/kubelet")
     tree.add(40, first)
     tree.add(41, second, spaces={"mnt": "mnt:[2]", "pid": "pid:[2]"}, argv=("anything", "--port=2"))
-    (Path(tree.root) / "proc/41/root").symlink_to("/")
-    (Path(tree.root) / "proc/40/root").symlink_to("/")
     for program, pid in ((first, 40), (second, 41)):
         search = tree.search(program)
-        assert search.process is not None
-        assert (search.process.pid, search.problems) == (pid, ())
+        assert (known(search.process).pid, search.problems) == (pid, ())
 
 
 @pytest.mark.parametrize(
@@ -320,7 +306,6 @@ def test_a_named_program_may_have_many_purposes(
 ) -> None:
     program = tree.program(f"bin/{name}")
     tree.add(40, program, argv=argv)
-    (Path(tree.root) / "proc/40/root").symlink_to("/")
     search = tree.search(program)
     assert (None if search.process is None else search.process.arguments, search.problems) == (arguments, ())
 
@@ -334,7 +319,6 @@ def test_the_operator_s_word_does_not_make_another_user_or_a_pod_the_kubelet(
 ) -> None:
     program = tree.program()
     tree.add(40, program, uids=uids, spaces={space: "other"} if space else {}, cgroup=cgroup)
-    (Path(tree.root) / "proc/40/root").symlink_to("/")
     assert (tree.search(program).process, tree.search(program).rejections) == (None, 1)
     program.chmod(0o777)
     assert tree.search(program).process is None
@@ -380,9 +364,8 @@ def test_what_is_read_of_a_process_is_bounded(tree: Tree, monkeypatch: pytest.Mo
 def test_a_copied_node_s_process_is_a_name_only(tmp_path: Path) -> None:
     (tmp_path / "proc/7").mkdir(parents=True)
     (tmp_path / "proc/7/cmdline").write_bytes(b"/usr/bin/kubelet\0--port=1\0")
-    search = find_host_process(root=str(tmp_path))
-    assert search.process is not None
-    assert (search.process.pid, search.process.executable, search.process.program) == (7, "", None)
+    process = known(find_host_process(root=str(tmp_path)).process)
+    assert (process.pid, process.executable, process.program) == (7, "", None)
 
 
 # Real processes
