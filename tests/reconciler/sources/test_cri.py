@@ -74,6 +74,11 @@ async def test_one_pod_is_asked_for_by_its_uid(runtime: FakeRuntime, cri: CriCli
     assert [set(runtime.asked[1:3]), set(runtime.asked[3:])] == [{"v1 ListPodSandbox", "v1 ListContainers"}] * 2
 
 
+async def test_what_the_runtime_does_not_have_is_not_stopped(cri: CriClient) -> None:
+    assert await cri.stop_container(MAIN, 0, timeout_s=60)
+    assert not await cri.stop_container("unknown", 0, timeout_s=60)
+
+
 async def test_a_container_whose_sandbox_is_not_listed_tells_names_but_not_labels(
     runtime: FakeRuntime, cri: CriClient
 ) -> None:

@@ -395,6 +395,14 @@ def test_an_empty_list_is_an_answer() -> None:
     assert decode_pods(EMPTY, MARKS) == ((), ())
 
 
+def test_containers_beyond_the_most_are_not_described() -> None:
+    pod = pod_json("a")
+    pod["spec"] = {"containers": [{"name": f"c{number}"} for number in range(300)]}
+    ((meta,), _) = decode_pods(pod_list(pod), MARKS)
+    assert [container.name for container in meta.containers] == [f"c{number}" for number in range(256)]
+    assert meta.problems == ("more than 256 containers: the others count as not described",)
+
+
 def test_the_overhead_of_a_runtime_class_is_read() -> None:
     pod = pod_json("a")
     pod["spec"] = {"containers": [], "overhead": {"cpu": "250m", "memory": "120Mi"}}
