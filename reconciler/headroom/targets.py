@@ -71,7 +71,7 @@ _LEAST_INTERVAL_S: Final = 30
 _MOST_INTERVAL_S: Final = 600
 
 
-class _Target:
+class _ObjectTarget:
     """One object, and the node's own, which alone has the boot id of its machine."""
 
     def __init__(
@@ -99,7 +99,7 @@ class _Target:
 
 
 @final
-class NodeTarget(_Target):
+class NodeTarget(_ObjectTarget):
     """`PublishTarget` in the node's own status, with names of ours."""
 
     name = ClusterTarget.NODE
@@ -170,7 +170,7 @@ class NodeTarget(_Target):
 
 
 @final
-class KatalystTarget(_Target):
+class KatalystTarget(_ObjectTarget):
     """`PublishTarget` in the node's CustomNodeResource, which is made where no Katalyst agent has made it."""
 
     name = ClusterTarget.KATALYST
@@ -250,7 +250,7 @@ class KatalystTarget(_Target):
 
 
 @final
-class KoordinatorTarget(_Target):
+class KoordinatorTarget(_ObjectTarget):
     """`PublishTarget` in the node's NodeMetric, in koordlet's place; the offer is what the manager made of it."""
 
     name = ClusterTarget.KOORDINATOR

@@ -92,7 +92,7 @@ class KnownItem(NamedTuple):
     pod: ListedPod
 
 
-class _Lists(Generic[S]):
+class _FirstItems(Generic[S]):
     """Decodes a struct with the first items of its lists alone: a tenant may write tens of thousands.
 
     ``listed``: the same struct with the items as in the JSON.
@@ -117,8 +117,8 @@ class _Lists(Generic[S]):
         return self._kind(**values)
 
 
-_SPEC: Final = _Lists(PodSpec)
-_STATUS: Final = _Lists(PodStatus)
+_SPEC: Final = _FirstItems(PodSpec)
+_STATUS: Final = _FirstItems(PodStatus)
 # A pod without its metadata, which is read before.
 _Listed = msgspec.defstruct(
     "_Listed", [("spec", _SPEC.listed, _SPEC.listed()), ("status", _STATUS.listed, _STATUS.listed())], frozen=True

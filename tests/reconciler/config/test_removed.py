@@ -16,6 +16,7 @@ from reconciler.settings.nodes import ConfigProblem, Mapping
 from reconciler.settings.schema import Schema, section_of
 from reconciler.settings.units import format_number, unit_of
 from reconciler.settings.yaml import parse_tree
+from reconciler.signals.perf import LAW
 
 RULES = """\
 interference:
@@ -108,7 +109,9 @@ def test_no_setting_is_in_the_table_and_each_is_of_a_section_that_exists_or_is_i
 @pytest.mark.parametrize("section", FIXED)
 def test_the_value_that_always_applies_is_the_laws_constant(section: str) -> None:
     values: object = Config()
-    if section.startswith("interference.rules."):
+    if section == "interference.perf":
+        values = LAW
+    elif section.startswith("interference.rules."):
         values = DETECTORS[section.rpartition(".")[2]].config_type()
     else:
         for step in section.split("."):

@@ -53,7 +53,7 @@ def test_a_small_step_far_out_of_the_own_past_is_found(seed: int) -> None:
         (60, {"cpu__delay": 90}, "o"),  # a healthy machine
         (lambda at: 0.9 if at > 100 else 0.0, {}, "o"),  # below the floor
         (lambda at: 40 if at in {30, 31} else 0.2, {}, "s"),  # a spike of one window
-        # The wait is told one sample after the throttling.
+        # The wait is reported one sample after the throttling.
         (lambda at: 30.0 if at % 4 == 1 else 0.0, {"cpu__throttled": lambda at: 50.0 if at % 4 == 0 else 0.0}, "o"),
     ],
 )
