@@ -159,7 +159,7 @@ def test_the_look_counts_idle_time_on_the_watched_cpus_and_be_use() -> None:
     before, after = two()
     look = idle_sample(before, after, cpus("0-1"), reclaimed_ns=(S, S + S // 2))
     assert (look.top_milli, look.idle_milli, look.reclaimed_milli) == (2000, 1250, 500)
-    # A CPU that cannot be reported is not idle.
+    # A CPU of which nothing is known is not idle.
     idle = [idle_sample(before, after, cpus(text)).idle_milli for text in ("0", "0-2", "2")]
     assert idle == [250, 1250, None]
     assert idle_sample(after, after, cpus("0-1"), reclaimed_ns=(0, 0)).idle_milli is None, "too soon"
