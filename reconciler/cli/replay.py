@@ -27,7 +27,7 @@ from reconciler.pods.classify import ClassificationInput, classify, merge_rules
 from reconciler.pods.selectors import ClassRules
 from reconciler.runtime import format as fmt
 from state.evidence import Sample, SampleFrame
-from state.model import NodeView, Pod, PodClass, Pools
+from state.model import NodeView, Pod, PodClass, PodMeta, Pools
 from state.plan import NodePlan
 
 _LOOPS: Final = ("idle_buffer", "be_memory", "quota_burst", "quota_turbo")
@@ -132,15 +132,18 @@ def _reassembling(classes: ClassRules, settings: PlannerSettings) -> Reassemble 
 def _classed(pod: Pod, view: NodeView, rules: ClassRules) -> Pod:
     certain = pod.classification.certain
     facts = ClassificationInput(
-        uid=pod.uid,
+        meta=PodMeta(
+            uid=pod.uid,
+            source=pod.meta_source,
+            namespace=pod.namespace,
+            name=pod.name,
+            labels=pod.labels if certain else None,
+            annotations=pod.annotations if certain else None,
+            priority_class=pod.priority_class,
+            priority=pod.priority,
+            static=pod.static,
+        ),
         qos=pod.qos,
-        namespace=pod.namespace,
-        name=pod.name,
-        labels=pod.labels if certain else None,
-        annotations=pod.annotations if certain else None,
-        priority_class=pod.priority_class,
-        priority=pod.priority,
-        static=pod.static,
         priority_known=pod.spec_known,
         exclusive=bool(view.kubelet.exclusive.get(pod.uid)),
         last=None if certain else pod.classification.last,

@@ -82,29 +82,18 @@ _SYSTEM_PRIORITY: Final = 2_000_000_000
 
 
 class ClassificationInput(Struct, frozen=True, kw_only=True):
-    """Input of `classify`. ``labels``/``annotations`` None: no source has reported them (yet, or any more).
+    """Input of `classify`. ``meta``: what the sources report, now or no longer; ``qos``: the pod's, by its cgroup.
 
-    ``last``: the class when they were last read.
-
-    ``priority_known``: a source that has the pod's spec has reported the pod, with a priority or without.
-
-    ``exclusive``: some container of the pod has CPUs of its own from the kubelet. ``problems``: parts of this pod that
-    the sources could not use; they are passed on.
+    ``last``: the class when labels and annotations were last read. ``priority_known``: a source that has the pod's spec
+    has reported the pod, with a priority or without. ``exclusive``: some container of the pod has CPUs of its own from
+    the kubelet.
     """
 
-    uid: str
+    meta: PodMeta
     qos: QosClass
-    namespace: str | None = None
-    name: str | None = None
-    labels: Mapping[str, str] | None = None
-    annotations: Mapping[str, str] | None = None
-    priority_class: str | None = None
-    priority: int | None = None
-    static: bool = False
     priority_known: bool = True
     exclusive: bool = False
     last: LastClass | None = None
-    problems: tuple[str, ...] = ()
 
 
 class _Claim(NamedTuple):
@@ -116,35 +105,18 @@ def classification_input(
     uid: str, qos: QosClass, meta: PodMeta | None = None, *, exclusive: bool = False, last: LastClass | None = None
 ) -> ClassificationInput:
     """The facts of one pod directory; ``qos`` is the path's, which the kubelet acts on, even if a list differs."""
-    if meta is None:
-        return ClassificationInput(uid=uid, qos=qos, priority_known=False, exclusive=exclusive, last=last)
-    problems = meta.problems
+    known = meta is not None and has_spec(meta.source)
+    meta = meta or PodMeta(uid=uid, source="")
     if meta.qos is not None and meta.qos is not qos:
-        problems = (
-            *problems,
-            f"its cgroup is that of a {qos} pod, {meta.source} has QoS {meta.qos}: the cgroup counts",
-        )
-    return ClassificationInput(
-        uid=uid,
-        qos=qos,
-        namespace=meta.namespace,
-        name=meta.name,
-        labels=meta.labels,
-        annotations=meta.annotations,
-        priority_class=meta.priority_class,
-        priority=meta.priority,
-        static=meta.static,
-        priority_known=has_spec(meta.source),
-        exclusive=exclusive,
-        last=last,
-        problems=problems,
-    )
+        problem = f"its cgroup is that of a {qos} pod, {meta.source} has QoS {meta.qos}: the cgroup counts"
+        meta = msgspec.structs.replace(meta, problems=(*meta.problems, problem))
+    return ClassificationInput(meta=meta, qos=qos, priority_known=known, exclusive=exclusive, last=last)
 
 
 def classify(facts: ClassificationInput, rules: ClassRules) -> Classification:
     """The pod's class by the order above. Never fails: a pod about which nothing is known has its QoS."""
-    problems = list(facts.problems)
-    certain = facts.labels is not None and facts.annotations is not None
+    problems = list(facts.meta.problems)
+    certain = facts.meta.labels is not None and facts.meta.annotations is not None
     fitting = [rule for rule in rules.overrides if _fits(rule, facts)]
     if fitting:
         overrides = [_Claim(rule.pod_class, f"override: {rule.title}") for rule in fitting]
@@ -188,8 +160,8 @@ def classify(facts: ClassificationInput, rules: ClassRules) -> Classification:
 
 def _claims(facts: ClassificationInput, rules: ClassRules, problems: list[str]) -> Iterator[_Claim]:
     """Every opinion from Katalyst's downwards to exclusive CPUs, strongest first; broken marks go to ``problems``."""
-    labels = facts.labels or {}
-    annotations = facts.annotations or {}
+    labels = facts.meta.labels or {}
+    annotations = facts.meta.annotations or {}
     yield from _lookup(f"annotation {KATALYST_QOS}", annotations.get(KATALYST_QOS), _KATALYST, problems)
     yield from _lookup(f"label {KOORDINATOR_QOS}", labels.get(KOORDINATOR_QOS), _KOORDINATOR, problems)
     yield from _volcano(facts, problems)
@@ -221,7 +193,7 @@ def _volcano(facts: ClassificationInput, problems: list[str]) -> Iterator[_Claim
     (it may have CPUs of its own), and lifts a BestEffort pod to shared.
     """
     marks: list[tuple[str, bool]] = []
-    annotations = facts.annotations or {}
+    annotations = facts.meta.annotations or {}
     level = annotations.get(VOLCANO_QOS)
     if level is not None:
         online = _volcano_level(level)
@@ -233,7 +205,7 @@ def _volcano(facts: ClassificationInput, problems: list[str]) -> Iterator[_Claim
     # Volcano's scheduler reads this mark from both places, the annotation first.
     kind, value = "annotation", annotations.get(VOLCANO_PREEMPTABLE)
     if value is None:
-        kind, value = "label", (facts.labels or {}).get(VOLCANO_PREEMPTABLE)
+        kind, value = "label", (facts.meta.labels or {}).get(VOLCANO_PREEMPTABLE)
     if value is not None:
         where = f"{kind} {VOLCANO_PREEMPTABLE}"
         preemptable = _BOOLS.get(value)
@@ -260,38 +232,37 @@ def _volcano_level(text: str) -> bool | None:
 
 
 def _system(facts: ClassificationInput) -> str | None:
-    if facts.priority_class in _SYSTEM_PRIORITY_CLASSES:
-        return f"priority class {facts.priority_class}"
-    if facts.priority is not None and facts.priority >= _SYSTEM_PRIORITY:
-        return f"priority {facts.priority}"
-    if facts.static and facts.namespace == KUBE_SYSTEM:
+    if facts.meta.priority_class in _SYSTEM_PRIORITY_CLASSES:
+        return f"priority class {facts.meta.priority_class}"
+    if facts.meta.priority is not None and facts.meta.priority >= _SYSTEM_PRIORITY:
+        return f"priority {facts.meta.priority}"
+    if facts.meta.static and facts.meta.namespace == KUBE_SYSTEM:
         return "static pod of kube-system"
     return None
 
 
 def _perhaps_system(facts: ClassificationInput) -> str | None:
     """Why a BestEffort pod is unmanaged until its priority is known; None: it is not."""
-    known = facts.priority_known or facts.priority is not None or facts.priority_class is not None
+    known = facts.priority_known or facts.meta.priority is not None or facts.meta.priority_class is not None
     if known or facts.qos is not QosClass.BESTEFFORT:
         return None
-    if facts.namespace == KUBE_SYSTEM:
+    if facts.meta.namespace == KUBE_SYSTEM:
         return f"namespace {KUBE_SYSTEM}, priority not known"
-    if OPENSHIFT_MANAGEMENT in (facts.annotations or {}):
+    if OPENSHIFT_MANAGEMENT in (facts.meta.annotations or {}):
         return f"annotation {OPENSHIFT_MANAGEMENT}, priority not known"
     return None
 
 
 def _selected(rule: ClassSelector, facts: ClassificationInput) -> bool:
-    return rule.fits(
-        namespace=facts.namespace, name=facts.name, priority_class=facts.priority_class, labels=facts.labels
-    )
+    meta = facts.meta
+    return rule.fits(namespace=meta.namespace, name=meta.name, priority_class=meta.priority_class, labels=meta.labels)
 
 
 def _fits(rule: ClassOverride, facts: ClassificationInput) -> bool:
     return (
-        (rule.uid is None or rule.uid == facts.uid)
-        and (rule.pod is None or pod_glob(rule.pod, facts.namespace, facts.name))
-        and (not rule.needs_labels or (facts.labels is not None and rule.labels.matches(facts.labels)))
+        (rule.uid is None or rule.uid == facts.meta.uid)
+        and (rule.pod is None or pod_glob(rule.pod, facts.meta.namespace, facts.meta.name))
+        and (not rule.needs_labels or (facts.meta.labels is not None and rule.labels.matches(facts.meta.labels)))
     )
 
 

@@ -167,9 +167,9 @@ def test_a_list_that_has_another_qos_than_the_cgroup_is_a_problem_of_the_pod() -
     meta = PodMeta(uid="u", source="kubelet", qos=QosClass.GUARANTEED)
     facts = classification_input("u", QosClass.BESTEFFORT, meta)
     assert facts.qos is QosClass.BESTEFFORT
-    (problem,) = facts.problems
+    (problem,) = facts.meta.problems
     assert "BestEffort pod, kubelet has QoS Guaranteed" in problem
-    assert not classification_input("u", QosClass.GUARANTEED, meta).problems
+    assert not classification_input("u", QosClass.GUARANTEED, meta).meta.problems
 
 
 async def test_what_another_program_has_written_is_named_within_the_kubelets_period(

@@ -1,4 +1,3 @@
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -26,33 +25,11 @@ NONE = ClassRules()
 
 
 def pod(
-    *,
-    qos: str = "Burstable",
-    labels: Mapping[str, str] | None = {},
-    annotations: Mapping[str, str] | None = {},
-    namespace: str | None = "default",
-    name: str | None = "web-0",
-    priority_class: str | None = None,
-    priority: int | None = None,
-    static: bool = False,
-    priority_known: bool = True,
-    exclusive: bool = False,
-    problems: tuple[str, ...] = (),
+    *, qos: str = "Burstable", priority_known: bool = True, exclusive: bool = False, **given: Any
 ) -> ClassificationInput:
-    return ClassificationInput(
-        uid="u-1",
-        qos=QosClass(qos),
-        labels=labels,
-        annotations=annotations,
-        namespace=namespace,
-        name=name,
-        priority_class=priority_class,
-        priority=priority,
-        static=static,
-        priority_known=priority_known,
-        exclusive=exclusive,
-        problems=problems,
-    )
+    known = {"labels": {}, "annotations": {}, "namespace": "default", "name": "web-0", **given}
+    meta = PodMeta(uid="u-1", source="test", **known)
+    return ClassificationInput(meta=meta, qos=QosClass(qos), priority_known=priority_known, exclusive=exclusive)
 
 
 @pytest.mark.parametrize(
@@ -102,26 +79,27 @@ def test_each_source_alone_gives_its_class(facts: ClassificationInput, pod_class
 def test_precedence_runs_from_override_down_to_qos() -> None:
     override = ClassOverride(pod_class=PodClass.SYSTEM, uid="u-1")
     selector = ClassSelector(pod_class=PodClass.RECLAIMED, namespaces=("default",))
-    everything = pod(
-        qos="BestEffort",
-        annotations={KATALYST: "dedicated_cores", QOS_LEVEL: "BE"},
-        labels={KOORDINATOR: "LS"},
-        priority_class="system-node-critical",
-        exclusive=True,
-    )
-    rules = ClassRules(overrides=(override,), selectors=(selector,))
-    order: list[str] = [classify(everything, rules).source]
-    rules = ClassRules(selectors=(selector,))
-    order.append(classify(everything, rules).source)
-    weaker = msgspec.structs.replace(everything, annotations={QOS_LEVEL: "BE"})
-    order.append(classify(weaker, rules).source)
-    weaker = msgspec.structs.replace(weaker, labels={})
-    order.append(classify(weaker, rules).source)
-    weaker = msgspec.structs.replace(weaker, annotations={})
-    order += [classify(weaker, rules).source, classify(weaker, NONE).source]
-    weaker = msgspec.structs.replace(weaker, priority_class=None)
-    order.append(classify(weaker, NONE).source)
-    order.append(classify(msgspec.structs.replace(weaker, exclusive=False), NONE).source)
+    facts: dict[str, Any] = {
+        "qos": "BestEffort",
+        "annotations": {KATALYST: "dedicated_cores", QOS_LEVEL: "BE"},
+        "labels": {KOORDINATOR: "LS"},
+        "priority_class": "system-node-critical",
+        "exclusive": True,
+    }
+    selected = ClassRules(selectors=(selector,))
+    order: list[str] = []
+    for rules, weaker in (
+        (ClassRules(overrides=(override,), selectors=(selector,)), {}),
+        (selected, {}),
+        (selected, {"annotations": {QOS_LEVEL: "BE"}}),
+        (selected, {"labels": {}}),
+        (selected, {"annotations": {}}),
+        (NONE, {}),
+        (NONE, {"priority_class": None}),
+        (NONE, {"exclusive": False}),
+    ):
+        facts |= weaker
+        order.append(classify(pod(**facts), rules).source)
     assert order == [
         "override: uid u-1",
         f"annotation {KATALYST}=dedicated_cores",
@@ -237,7 +215,7 @@ def test_facts_take_the_qos_of_the_path_not_of_the_list() -> None:
     meta = PodMeta(uid="u-1", source="kubelet", qos=QosClass.BURSTABLE, labels={}, annotations={}, problems=("p",))
     facts = classification_input("u-1", QosClass.BESTEFFORT, meta, exclusive=True)
     differs = "its cgroup is that of a BestEffort pod, kubelet has QoS Burstable: the cgroup counts"
-    assert (facts.qos, facts.exclusive, facts.problems) == (QosClass.BESTEFFORT, True, ("p", differs))
+    assert (facts.qos, facts.exclusive, facts.meta.problems) == (QosClass.BESTEFFORT, True, ("p", differs))
 
 
 @pytest.mark.parametrize(
