@@ -14,6 +14,7 @@ from collections.abc import Container, Iterator
 from typing import Final, final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cgroupfs.errors import AgentError, CgroupError, errno_name
 from cgroupfs.log import get_log
@@ -106,10 +107,7 @@ class ObjectErrors:
         """The keys to retry. Each is returned once."""
         texts = [key for key, error in self._now.items() if 0.0 < error.retry_at <= now]
         for key in texts:
-            object_error = self._now[key]
-            self._now[key] = ObjectError(
-                text=object_error.text, failures=object_error.failures, wait_s=object_error.wait_s, retry_at=0.0
-            )
+            self._now[key] = replace(self._now[key], retry_at=0.0)
         return texts
 
     def problems(self) -> list[str]:

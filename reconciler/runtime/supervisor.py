@@ -15,6 +15,7 @@ from typing import Final, Protocol, final
 
 import trio
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cgroupfs.errors import AgentError
 from cgroupfs.log import get_log
@@ -205,13 +206,11 @@ class Supervisor:
                 self._log.error("failed", component=name, error=str(failure))
             else:
                 self._log.failure("failed", failure, component=name)
-        failures = kept.status.failures + 1
-        kept.status = ComponentStatus(name=name, health=kept.status.health, failures=failures, error=_words(failure))
+        kept.status = replace(kept.status, failures=kept.status.failures + 1, error=_words(failure))
         return failure
 
     def _set(self, kept: _Kept, health: ComponentHealth) -> None:
-        old = kept.status
-        kept.status = ComponentStatus(name=old.name, health=health, failures=old.failures, error=old.error)
+        old, kept.status = kept.status, replace(kept.status, health=health)
         if self._report is not None and kept.status != old:
             self._report(kept.status)
 
