@@ -10,6 +10,7 @@ from h2.connection import H2Connection
 from h2.events import DataReceived, Event, RequestReceived, StreamEnded
 from h2.settings import SettingCodes, Settings
 
+BEGIN = ((":status", "200"), ("content-type", "application/grpc"))
 OK = (("grpc-status", "0"),)
 
 
