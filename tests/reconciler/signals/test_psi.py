@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from cgroupfs.files import REAL
-from cgroupfs.kept import ReadOps
+from cgroupfs.files import REAL, ReadOps
 from reconciler.signals.podcpu import Throttling
 from reconciler.signals.psi import Psi
 from reconciler.signals.readers import SampleSheet
