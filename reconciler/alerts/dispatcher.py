@@ -35,7 +35,7 @@ from state.schema import META
 from state.store import Store, StoreBatch
 
 PREFIX: Final = "alert:"
-"""Rows of the store's META table, by incident. An older daemon leaves them alone."""
+"""Rows of the store's META table, by incident. An older daemon ignores them."""
 VERSION: Final = 1
 
 

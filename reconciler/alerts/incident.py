@@ -1,10 +1,7 @@
 """What sinks get: an alert with the id, count and times of the incident that it belongs to.
 
-All alerts of one kind and key, from the first to the end, are one incident. Its id is made of both and of its first
-time, so that a daemon that crashed before it recorded a delivery makes the same id again, and receivers can drop a
-duplicate.
-
-As JSON it is what webhooks, commands and files get. Keys are added to, never renamed, within one version.
+All alerts of one kind and key, from the first to the end, are one incident. As JSON it is what webhooks, commands and
+files get.
 """
 
 import hashlib
@@ -81,7 +78,10 @@ def _bounded(shown: str, whole: str, longest: int) -> str:
 
 
 def incident_id(kind: AlertKind, key: str, first_s: float) -> str:
-    """Fingerprint of kind and key, and the first time in milliseconds; both hexadecimal."""
+    """Fingerprint of kind and key, and the first time in milliseconds; both hexadecimal.
+
+    A daemon that crashed before it recorded a delivery makes the same id again, and receivers can drop a duplicate.
+    """
     fingerprint = hashlib.blake2b(f"{kind.began.value}\0{key}".encode(), digest_size=8).hexdigest()
     return f"{fingerprint}-{max(0, round(first_s * 1000)):x}"
 
@@ -145,6 +145,7 @@ class Incidents:
 
 
 VERSION: Final = 1
+"""Within one version keys are added, never renamed."""
 
 
 def entry(notice: Incident) -> dict[str, object]:

@@ -5,7 +5,7 @@ only runs forward; units: seconds.
 
 An alert waits up to ``batch_delay_s`` for others; a critical one is sent at once, with those that wait. Further alerts
 of a delivered incident are sent after ``repeat_s``, with the count; its end and a higher severity like new ones. Of new
-incidents ``per_minute`` are sent, the others counted and reported once, in one notice; durable ones are always sent.
+incidents ``per_minute`` are sent, the others counted and reported once, in one notice.
 """
 
 import math
@@ -106,6 +106,7 @@ class Outbox:
             self.tally.ignored += 1
             return False
         if record is None or record.folded:
+            # A durable one is sent in a storm, too: it is promised to be delivered.
             if not notice.alert.durable and self._is_storm(notice, record, now):
                 return True
             if record is None:

@@ -1,12 +1,9 @@
 """BE containers that do what no limit holds back, or that a limit holds back too long.
 
-`StartWatch`: starts that wait for CPU time because a quota of bypassd throttles them are an alert, and counted. Called
-once a second with what the last plan has of starts; a container is read only once it is late.
+`StartWatch`: starts that wait for CPU time because a quota of bypassd throttles them are an alert, and counted.
 
-`RealtimeWatch`: neither the idle class of a pod nor a quota holds real-time threads back. Only a container with
-CAP_SYS_NICE, or a real-time limit of its own, can have them. Some threads are read with each sample, those of pods that
-have run since, in turn: a thread that sleeps holds nothing up. Nothing is written: a policy that a thread has was given
-on purpose.
+`RealtimeWatch`: neither the idle class of a pod nor a quota limits real-time threads. Only a container with
+CAP_SYS_NICE, or a real-time limit of its own, can have them.
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -37,7 +34,7 @@ _MOST: Final = 1000
 
 @final
 class RealtimeWatch:
-    """Searches BE pods for real-time threads, and reports them.
+    """Searches BE pods for real-time threads, and reports them. Changes none: a thread's policy was set on purpose.
 
     ``found``: how many pods had real-time threads so far.
     """
@@ -80,12 +77,13 @@ class RealtimeWatch:
         for uid, read_at in list(islice(self._read_at.items(), _MOST_PODS)):
             if room <= 0 or 0.0 <= now - read_at < _EVERY_S:
                 break
-            del self._read_at[uid]
+            del self._read_at[uid]  # and so to the end of the order
             self._read_at[uid] = now
+            # A thread that sleeps delays no other. A pod that was reported is read all the same, for its end.
             if uid not in self._has and self._slept(pods[uid], directories):
                 continue
             read, policy = self._policy_of(pods[uid], room)
-            room -= max(1, read)
+            room -= max(1, read)  # to list a pod without threads costs, too
             if policy is None:
                 self._has.pop(uid, None)
             elif uid not in self._has:
@@ -172,6 +170,7 @@ class StartWatch:
                 self._begin(cid, now, plan.pools.quota_milli.keys())
         late_s = self._reconciler.policies.reclaimed.start.late_s
         for cid, start in list(self._starts.items()):
+            # Files are read of late starts only: most starts end long before.
             if now - start.at >= late_s and not self._still_in_time(cid, start, now):
                 del self._starts[cid]
 

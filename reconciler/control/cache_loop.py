@@ -1,8 +1,8 @@
 """Control loop of cache and memory bandwidth: read resctrl, adapt BE's share, plan, apply the plan.
 
-An auxiliary actuator: runs after each reconcile pass, and every few seconds because threads that ``exec`` adds to a
-container inherit no group. The readings of `reconciler.actuators.resctrl.actuator` are the input of the control law
-(`reconciler.policies.cacheplan`) and of the plan (`reconciler.policies.cacheplan`); the actuator applies the plan.
+An auxiliary actuator: runs after each reconcile pass, and every few seconds. The readings of
+`reconciler.actuators.resctrl.actuator` are the input of the control law and of the plan, both in
+`reconciler.policies.cacheplan`; the actuator applies the plan.
 """
 
 import time
@@ -96,6 +96,7 @@ class CacheLoop(PeriodicActuator):
         wish = situation.plan.cache
         if wish is None:
             return None
+        # Without any change of the plan, too: threads that ``exec`` adds to a container inherit no group.
         return wish.sweep_s if self._actuator.use is not None else max(wish.sweep_s, _ABSENT_S)
 
     async def _sweep_once(self, situation: PlanSnapshot) -> None:

@@ -2,11 +2,8 @@
 
 A group has a controller's files only where every directory above passes the controller on. The kubelet enables cpu,
 cpuset and memory once, at its start; systemd takes out what its units do not use whenever it realizes one below its own
-slices, and then every CPU set below no longer exists, unnoticed by kubelet and runtime. Each whole pass looks at the
-directories from the root to the pods. In kubepods and below the controller is put back, from the top down: that moves
-no process and gives each group what it would have without a setting, and the kernel refuses it (EBUSY) where processes
-are in the directory itself. Directories above kubepods are systemd's and the kubelet's, so they are reported only; so
-is a directory that loses its controller again and again.
+slices, and then every CPU set below no longer exists, unnoticed by kubelet and runtime. Each whole pass checks the
+directories from the root to the pods, and puts the controller back in kubepods and below.
 
 Source: kernel documentation, admin-guide/cgroup-v2 (top-down constraint, no internal process constraint).
 """
@@ -30,6 +27,7 @@ NAME: Final = "cgroup controllers"
 NEEDED: Final = ("cpu", "cpuset", "memory")
 """What a kubelet enables for every pod."""
 _OFTEN: Final = 3
+"""A directory that lost its controllers this often within `_OFTEN_S` is only reported: another program removes them."""
 _OFTEN_S: Final = 3600.0
 _SHOWN: Final = 3
 
@@ -69,6 +67,7 @@ class ControllerCheck:
             lacks = lacking(self._hierarchy, path, self._files)
             if lacks:
                 what = not_passed_on(path, lacks)
+                # Directories above kubepods are systemd's and the kubelet's.
                 failed = await self._repair(path, lacks) if inside else "not bypassd's to change"
                 if failed:
                     missing.append((path, f"{what}: {failed}"))
@@ -98,7 +97,8 @@ class ControllerCheck:
     async def _repair(self, path: str, lacks: list[str]) -> str:
         """Put the controllers back; why not, empty: done.
 
-        In a thread: the kernel makes the controller's part of every group below, and waits for forks and exits.
+        That moves no process, and gives each group what it would have without a setting. The kernel refuses it (EBUSY)
+        where processes are in the directory itself.
         """
         if not self._may_write():
             return "nothing may be written now"
@@ -110,7 +110,8 @@ class ControllerCheck:
         times.append(now)
         directory = self._hierarchy.directory(lacks[0], path)
         try:
-            # All of them or none: the kernel takes a line as a whole.
+            # All of them or none: the kernel takes a line as a whole. In a thread: it makes the controller's part of
+            # every group below, and waits for forks and exits.
             await in_worker(self._files.write, directory, SUBTREE_CONTROL, " ".join(f"+{name}" for name in lacks))
         except OSError as exc:
             return f"cannot put it back: {errno_name(exc.errno or 0)}"
@@ -118,7 +119,10 @@ class ControllerCheck:
 
 
 def directories(layout: Layout, pods: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Every directory that has groups below it, from the root down, and whether it is kubepods or in it."""
+    """Every directory that has groups below it, and whether it is kubepods or in it.
+
+    From the root down: the kernel enables a controller only where the directory above passes it on.
+    """
     parts = layout.kubepods.strip("/").split("/")
     for depth in range(len(parts)):
         yield (f"/{'/'.join(parts[:depth])}" if depth else "/"), False

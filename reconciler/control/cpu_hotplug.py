@@ -3,16 +3,8 @@
 On cgroup v1 a CPU that is set offline is removed from every cpuset, and only the root cpuset gets it again when it
 returns. The kubelet never rewrites its directories, and under policy none no container's either: every pod of the node,
 and every later one (a new directory copies its parent's set), would remain off that CPU until the machine reboots. So
-the removed CPUs are restored from the top down. On v2 the kernel keeps the configured set, and nothing has to be done.
-
-This is not a setting of bypassd: it restores values of others, so it is not in the ledger and `restore` does not undo
-it. Files that hold a setting of bypassd are left to the plan, which follows from the new topology.
-
-Groups that a tenant has made inside (docker in a container) get the CPU with their container where they had all of its
-set: what a smaller one had before the CPU went, no file has any more. They are written in parts, with passes between.
-
-The kernel moves the processes of a v1 cpuset that ran empty to the group above, and they are not moved back: such a
-container runs on its pod's CPUs until it is restarted. The log line names the groups that may be affected.
+the removed CPUs are restored from the top down. This is not a setting of bypassd: it restores values of others, so it
+is not in the ledger and `restore` does not undo it.
 
 Source: kernel/cgroup/cpuset.c (cpuset_hotplug_workfn, remove_tasks_in_empty_cpuset).
 """
@@ -90,6 +82,7 @@ class CpusetRepair:
         emptied: list[str] = []
         async with self._reconciler.paused() as let_pass:
             knowledge.take(topology=change.after)
+            # On v2 the kernel keeps the configured set, and nothing has to be done.
             if judge.hierarchy.version("cpuset") == 1:
                 directories = self._directories()
                 self._took(change.taken, directories)
@@ -129,7 +122,10 @@ class CpusetRepair:
                 self._lacking[path] = (self._lacking.get(path, EMPTY) - cpus) | lacked
 
     async def _emptied(self, pods: Iterable[Pod]) -> list[str]:
-        """Containers without any CPU: the kernel has moved their processes up."""
+        """Containers without any CPU: the kernel has moved their processes to the group above.
+
+        They are not moved back: such a container runs on its pod's CPUs until it is restarted.
+        """
         texts: list[str] = []
         slices = TimeSlice()
         for pod in pods:
@@ -143,7 +139,7 @@ class CpusetRepair:
         """Widen every group that lost the CPUs, parents first. Raises no error: a group may have been removed."""
         widened: list[tuple[str, CpuSet, CpuSet]] = []
         given: list[RestoredCpus] = []
-        have = {"": self._read("/")}
+        have = {"": self._read("/")}  # the root is "" as the parent of ``/kubepods``
         slices = TimeSlice()
         for path, uid, allowed in self._groups(pods) if cpus else ():
             above, now = have.get(path.rpartition("/")[0]), self._read(path)
@@ -165,7 +161,10 @@ class CpusetRepair:
     async def _widen_inside(
         self, top: str, before: CpuSet, after: CpuSet, let_pass: Callable[[], Awaitable[None]]
     ) -> list[RestoredCpus]:
-        """Widen the groups inside a pod or a container that had all of the set above them, parents first."""
+        """Widen groups inside a pod or a container, as of docker, that had all of the set above them, parents first.
+
+        No file has what a smaller one had before the CPU was removed.
+        """
         given: list[RestoredCpus] = []
         changed = {top: (before.mask, after.mask)}
         knob = CATALOG[_KNOB]
@@ -175,11 +174,12 @@ class CpusetRepair:
             if group.now == was and not any(entry.knob == _KNOB for entry in self._ledger.group(group.path)):
                 cpus = CpuSet.from_mask(now)
                 given.append(RestoredCpus(group.path, cpus - before, self._write(group.path, cpus)))
+                # No mask equals -1: nothing below a group that could not be written is widened.
                 changed[group.path] = (-1, -1) if given[-1].error else (was, now)
                 if len(given) % _AT_ONCE == 0:
                     await let_pass()
             else:
-                # Not as the one above it was, so none below it is either.
+                # Its set was not that of the group above, so none below it had that either.
                 changed[group.path] = -1, -1
             await slices.checkpoint()
         return given
@@ -187,6 +187,7 @@ class CpusetRepair:
     def _may_write(self, path: str, uid: str | None) -> bool:
         """False for files that the plan manages, for held targets, and for everything in a mode that writes nothing."""
         mode = self._judge.mode
+        # A file with a setting of bypassd is written by the plan, which is made again for the new topology.
         if not mode.enforce or any(entry.knob == _KNOB for entry in self._ledger.group(path)):
             return False
         return mode.hold_on(path, _KNOB, uid) is None

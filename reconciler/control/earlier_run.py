@@ -2,15 +2,10 @@
 
 Such a value is not the node's own: a quota of the besteffort directory would bound BE work for ever, as no plan wants
 it and no ledger has its original. A start without any record compares the files of the groups of BE work with what
-every kubelet and the runtime's own record leave there: a BestEffort pod has 2 shares and no quota, no pod is in the
-idle class, the besteffort directory has no quota and no soft bound, a container what its record says. A difference is
-entered in the ledger as bypassd's, with that value as the original, so that it follows the plan or is restored; an
-alert names what was found. In a mode that writes nothing, and while it cannot be recorded, it is a problem, also after
-a restart (`reconciler.control.persistence`).
+every kubelet and the runtime's own record leave there. A difference is entered in the ledger as bypassd's, with that
+value as the original, so that it follows the plan or is restored; an alert names what was found.
 
-Only groups that were there at the first pass can have such values. A pod whose class is not known yet, and a container
-that is being created or whose record has not been read, is examined as soon as it can be, for ten minutes at most; what
-has gone meanwhile needs no examination.
+Only groups that existed at the first pass can have such values.
 """
 
 import time
@@ -28,8 +23,11 @@ from state.model import CpuPolicy, GroupRef, Phase, SourceStatus
 NAME: Final = "values of an earlier run"
 _SHOWN: Final = 3
 _OF_DIRECTORY: Final = ("cpu.quota", "memory.high", "memory.soft")
+"""The kubelet gives the besteffort directory no quota and no soft bound."""
 _OF_POD: Final = ("cpu.idle", "cpu.quota", "cpu.weight")
+"""The kubelet gives a BestEffort pod 2 shares and no quota, and puts no pod into the idle class."""
 _OF_CONTAINER: Final = ("cpu.quota", "cpu.weight", "memory.max", "memory.swap")
+"""The runtime's record of a container has them."""
 _PATIENCE_S: Final = 600.0
 """After this time a source that would make a group known is taken for missing, and its values for the node's own."""
 
@@ -93,6 +91,7 @@ class EarlierRun:
                     left.add(candidate.key)
             elif there := judge.unrecorded_values(candidate.target, candidate.knobs):
                 found += there
+                # Until it is in the ledger it is a problem, also after a restart (`reconciler.control.persistence`).
                 left.add(candidate.key)
             await slices.checkpoint()
         self._left = _text(found)

@@ -1,12 +1,8 @@
 """Control loop of BE's share of each named interface: read the counters, run the control law, set the rates.
 
 An auxiliary actuator. The law is `reconciler.policies.network_control`; `reconciler.actuators.network.actuator` has the
-trees, rates and counters, and `actuators.network.pod_ceiling` the BE pods with a network namespace of their own. Where
-both limit BE pods of one interface, the law's ceiling is divided between them by use. What these pods receive has a
-ceiling of its own, by the same law from what the interface receives.
-
-An interface that does not exist, or whose speed is unknown, limits nothing: its share would be a guess, and no law
-would ever correct it. A link that is down reports no speed; its last one counts until it is up again.
+trees, rates and counters, and `actuators.network.pod_ceiling` the BE pods with a network namespace of their own. What
+these pods receive has a ceiling of its own, by the same law from what the interface receives.
 """
 
 import time
@@ -210,12 +206,16 @@ class NetworkLoop(PeriodicActuator):
         )
 
     async def _known(self, wish: InterfaceRequest) -> tuple[Link | None, LinkLimits | None, str]:
-        """An interface and its bounds; else a text with what is unknown about it. Errors: `SourceError`."""
+        """An interface and its bounds; else a text with what is unknown about it. Errors: `SourceError`.
+
+        Without bounds it limits nothing: its share would be a guess that no law ever corrects.
+        """
         device, number = await self._trees.link(wish.name, ask_speed=wish.link_mbit is None)
         if device is None:
             return None, None, "no such interface"
         if number is not None:
             self._links[wish.name] = device.index, number
+        # A link that is down reports no speed. Another index is another device, of which the last speed says nothing.
         index, last = self._links.get(wish.name, (0, 0))
         speed = wish.link_mbit or (last if index == device.index else None)
         if speed is None:
@@ -287,6 +287,7 @@ class NetworkLoop(PeriodicActuator):
         used = use(line.counted, counted)
         after = step(ceiling, used.online if used is not None else None, bounds) if enforce else ceiling
         mine, theirs = after, after
+        # Both limit BE pods of this interface: together they have the law's ceiling.
         if sent is not None and pods_here and self._pods.statuses and self._pods.in_host:
             mine, theirs = split(after, used.be if used is not None else 0, used.pods if used is not None else 0)
         same = (line.link, line.floor, line.be_ceiling) == (bounds.link, bounds.floor, mine)

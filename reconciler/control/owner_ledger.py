@@ -2,15 +2,12 @@
 
 Every ten seconds the counters of each BE pod's groups are read, if anything ran below the directory above the pod.
 *Sold*: CPU time that its groups used. *Taken back*: the time for which its containers, its own directory or the
-besteffort directory were throttled; that of the besteffort directory is divided among its owners by what they used. So
-is, among all owners, the idle CPU time that cuts of the harm law kept from BE work. The time in a freezer is not
-counted. *Lost*: what a pod had used in its whole life when bypassd ended it. A pod that lives for less than an interval
-may be missed.
+besteffort directory were throttled, and the idle CPU time that cuts of the harm law kept from BE work. The time in a
+freezer is not counted. *Lost*: what a pod had used in its whole life when bypassd ended it. A pod that lives for less
+than an interval may be missed.
 
 Accounts are hourly, by the wall clock, and stored each minute: one row of META for each hour. A crash costs a minute.
-Owners are bounded in number for each hour: those beyond share one account. An owner that has more than the smallest
-account gets one of its own from then on, and the smallest is added to the shared one: the owner is a label's value, of
-which a tenant may choose any number.
+Owners are bounded in number for each hour: those beyond share one account.
 """
 
 import time
@@ -168,6 +165,7 @@ class OwnerLedger:
                 lives[uid] = owner, known[1].cpu_ns or 0
             if slices.is_over:
                 await slices.checkpoint()
+        # Neither the directory's throttling nor what the harm law withheld is counted for each pod.
         _divide(demands, inside, self._delta(inventory.besteffort, 0, seen).taken_ns / _NS)
         _divide(
             demands, {owner: demand.used_s for owner, demand in demands.items()}, self._withheld_before_s - before_s
@@ -336,7 +334,11 @@ def load_hours(store: Store) -> dict[int, Accounts]:
 
 
 def add_account(accounts: Accounts, owner: str, account: OwnerAccount, most: int, ranks: dict[str, float]) -> None:
-    """Add to an owner's account, or to that of all others. ``ranks``: what each got so far, changed in place."""
+    """Add to an owner's account, or to that of all others. ``ranks``: what each got so far, changed in place.
+
+    An owner that has more than the smallest account gets one of its own, and the smallest is added to the shared one:
+    the owner is a label's value, and a tenant that chooses many of them must not keep the others out.
+    """
     if owner in accounts and owner not in ranks:
         ranks[owner] = _rank(accounts[owner])
     ranks[owner] = ranks.get(owner, 0.0) + _rank(account)

@@ -1,9 +1,6 @@
 """The last hour of every pod, one value a minute: CPU use, throttling, and wait; for ``why`` and the metrics.
 
-Read for all pods, watched for interference or not: once a minute two files of each group. What a minute's wait is
-depends on the node: ``psi``, at least one task of the pod waited for a CPU (cpu.pressure); ``schedstats``, run queues
-of the pod did (wait_sum of cpu.stat). A container's throttled time is summed over its CPUs, so it may exceed the pod's
-use.
+Read for all pods, watched for interference or not: once a minute two files of each group.
 
 **Cost**: one array of 4-byte numbers a pod and directory: 1 KiB after an hour, 0.5 MiB at 500 pods; 4 µs a file.
 Units: thousandths of a CPU. Source: kernel documentation, scheduler/sched-bwc and accounting/psi.
@@ -211,7 +208,10 @@ class PodMinutes:
         return None if last is None else last._replace(at_s=now.at_s)
 
     def _with_containers(self, pod: Pod) -> _Counters:
-        """The pod's counters, its throttled time with that of its containers: each has a quota of its own."""
+        """The pod's counters, its throttled time with that of its containers: each has a quota of its own.
+
+        The kernel sums throttled time over CPUs, so it may exceed the pod's use.
+        """
         counters = self._read(pod.group.path)
         paths = [container.group.path for container in pod.workload]
         throttled = [counters.throttled_ns, *(self._read(path, wait=False).throttled_ns for path in paths)]
@@ -226,6 +226,7 @@ class PodMinutes:
         return _Counters(usage.at_s, usage.cpu_ns, usage.throttled_ns, self._wait_ns(path) if wait else None)
 
     def _wait_ns(self, path: str) -> int | None:
+        """``psi``: at least one task waited for a CPU; ``schedstats`` (v1): the group's run queues waited, in sum."""
         try:
             if self._pressure:
                 text = self._files.read(self._hierarchy.directory(UNIFIED, path), "cpu.pressure")
@@ -271,7 +272,7 @@ _NODE_WIDTH: Final = len(NODE_SERIES)
 
 @final
 class NodeHour:
-    """Means of `INTERVAL_S`, the oldest first; None where nothing was known."""
+    """Means of `NODE_INTERVAL_S`, the oldest first; None where nothing was known."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -50,7 +50,9 @@ _FIRST_LABELS_S: Final = 1.0
 """How long the first pass after a start waits for labels: no pod is limited by its QoS if a label exempts it."""
 _NO_EVENT: Final = frozenset({RuntimeEvent.FOUND, RuntimeEvent.ABSENT})
 _VERIFY_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0)
+"""Delays of further passes after a container was found whose runtime reports no end of its writes."""
 _ERROR_S: Final = 1.0
+"""From a pass that failed as a whole to the next one."""
 _WRITTEN_S: Final = 0.03
 """From the runtime's signal to the pass that compares the written files. A removal, and the end of a start's allowance,
 have one by then, too."""
@@ -249,6 +251,7 @@ class Reconciler:
         try:
             await self._look(batch, signalled, began)
         except BaseException:
+            # Kept for the next pass; a signal that came meanwhile is the newer one.
             self._signalled = {**signalled, **self._signalled}
             raise
 
@@ -259,6 +262,7 @@ class Reconciler:
             listed, uids = await self._list(periodic=set(batch.everything) == {"periodic"})
         else:
             listed, uids = self._list_some(self._concerned(batch, signalled))
+        # Before the pods are assembled: the record of a known container is read again only here.
         for cid, at in signalled.items():
             with self.errors.contained(container_key(cid)):
                 self._settle(cid, at)
@@ -331,6 +335,7 @@ class Reconciler:
             self._prune()
         for key in list(self.errors):
             concerned = full if key == NODE else key.partition(":")[2] in uids and key.startswith("pod:")
+            # Over only where this pass did not add a failure.
             if concerned and self.errors.failures(key) == failed.get(key, 0):
                 self.errors.passed(key)
         of_pods = any(target.pod_uid is not None for target in targets)
@@ -452,6 +457,7 @@ class Reconciler:
         if resized := _differing(before.granted, after.granted) & self.inventory.pods.keys():
             self._metadata.refresh()
             touched |= resized
+        # A pod that is the same after it counts, too: policies also read the allocations themselves.
         return {uid for uid in touched if self.inventory.reassemble(uid) or uid in self.inventory.pods}
 
     def _came_and_went(self, seen: PodChange) -> None:

@@ -360,7 +360,7 @@ class NodeRecord:
         return done
 
     def close(self) -> None:
-        self.thaw()
+        self.thaw()  # while no daemon runs nothing else would
         self.notes.stopped()
         with suppress(StoreError):
             self.ledger.flush()

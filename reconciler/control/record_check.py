@@ -1,31 +1,11 @@
 """Compares what records say of containers with the kernel's files: a record protects nothing that the kernel denies.
 
-`OwnerCheck`, exclusive CPUs: the kubelet's checkpoint and bypassd's own plan say which CPUs a container has alone.
-Whether that is so, is in CPU set files: its own (of a pod in a machine or kernel of its own, the pod's, as no group
-below it has its processes), and those of every other container. A kubelet corrects a wrong set within one period of its
-reconcile loop; what is wrong for longer is handed to the inventory, and the plan protects the CPUs where the container
-runs. Kubernetes 120230: the checkpoint has the new CPUs, the update of the container failed, and the file keeps the old
-ones for ever. Cost: one read of 11 µs a container (measured, with its parsing), twice a period, where a container has
-exclusive CPUs.
+`OwnerCheck`, exclusive CPUs: the kubelet's checkpoint and bypassd's own plan say which CPUs a container has alone; its
+CPU set file and those of every other container say whether that is so. A difference that lasts is handed to the
+inventory, and the plan protects the CPUs where the container runs.
 
-`LimitCheck`, limits and CPU sets of the runtime's records: kubelet and policies use the record; what is in force is the
-file. They differ where an update failed half-way, where another program wrote the file, or where systemd reapplied a
-unit's older value. A limit that the kubelet has admitted counts as recorded: crun's record does not follow a resize. A
-difference in two checks in a row is a condition of the node, which names both values. Files that bypassd manages are
-compared by the reconciler, and are left out. Cost: up to four reads of some 10 µs a container, once a minute; within
-half a kubelet's period where another program has been seen to write such a file, and once more for a new difference.
-
-A container's first process may be in other groups than the container's: moved by another program or a person, or by a
-program of the container that may write ``cgroup.procs``. Then no file of its groups bounds it, and every file reads as
-wanted. It is compared with the runtime's record, too; nothing is moved back. Cost: one read of some 20 µs a container.
-
-On v1 a CPU that was offline leaves every set but the root's for good, and neither the kubelet nor the runtime narrows
-the set of kubepods, of a QoS directory or of a pod, nor, under the CPU manager policy none, of a container whose record
-names no CPUs. What a group lacks of the group above was taken before bypassd's start (`reconciler.control.cpu_hotplug`
-restores what it has seen go), or by another program. Nothing is written: no record separates such a CPU from one that
-an administrator or another agent (koordlet's suppression of BE) keeps the pods off. In kubepods a CPU that is reserved
-by the kubelet's or bypassd's configuration, or isolated, is not missed. On v2 partitions take CPUs from groups whose
-set has them (`cgroupfs.partitions`).
+`LimitCheck`, limits, CPU sets and groups of the runtime's records: kubelet and policies use the record; what is in
+force is the file. A difference that lasts is a condition of the node, which names both values. Nothing is written.
 """
 
 import os
@@ -82,7 +62,11 @@ class _Difference(NamedTuple):
 
 @final
 class LimitCheck:
-    """Compares records with files, and reports differences that last."""
+    """Compares records with files, and reports differences that last.
+
+    They differ where an update failed half-way, another program wrote the file, or systemd reapplied a unit's older
+    value. Cost: up to four reads of some 10 µs a container, and one of 20 µs for its first process.
+    """
 
     def __init__(
         self,
@@ -110,6 +94,7 @@ class LimitCheck:
         self._above.clear()
         kubepods = self._layout.kubepods
         for path in (kubepods, *(above for above in ancestors(kubepods) if above != "/")):
+            # Pods are kept off reserved and isolated CPUs on purpose.
             found |= self._narrowed(path, path, spared=reserved)
         for qos in (QosClass.BURSTABLE, QosClass.BESTEFFORT):
             found |= self._narrowed(self._layout.qos(qos), self._layout.qos(qos))
@@ -120,6 +105,7 @@ class LimitCheck:
             for item in pod.workload if pod.sandbox is None else ():
                 if item.phase is Phase.SETTLED and item.spec is not None:
                     name = f"{pod.title}/{item.name or item.id[:13]}"
+                    # Under another policy the kubelet narrows the sets of containers itself.
                     found |= (
                         self._narrowed(name, item.group.path, pod.uid)
                         if policy is CpuPolicy.NONE and not item.spec.cpus
@@ -130,6 +116,7 @@ class LimitCheck:
                     if text := self._outside(item):
                         found.add(_Difference(name, text, pod.uid, unbounded=True))
             await slices.checkpoint()
+        # In two checks in a row: a record and its file are not written at once.
         self._lasting = tuple(sorted(found & self._before))
         self.has_new = not found <= self._before
         self._before = frozenset(found)
@@ -148,7 +135,12 @@ class LimitCheck:
         return {item.uid for item in self._lasting if item.unbounded}
 
     def _narrowed(self, title: str, path: str, uid: str = "", spared: CpuSet = EMPTY) -> set[_Difference]:
-        """What a v1 group lacks of the CPUs of the group above, unless bypassd manages the set of either."""
+        """What a v1 group lacks of the CPUs of the group above, unless bypassd manages the set of either.
+
+        A CPU that was offline leaves every set but the root's for good. It was taken before bypassd's start
+        (`reconciler.control.cpu_hotplug` restores what it has seen), or by another program: no record separates it from
+        a CPU that an administrator or another agent (koordlet's suppression of BE) keeps the pods off.
+        """
         file = self._control_files.find(path, "cpu.set")
         if file is None or file.version != 1:
             return set()
@@ -165,7 +157,10 @@ class LimitCheck:
         return {_Difference(title, text, uid)}
 
     def _partitioned(self, pod: Pod) -> set[_Difference]:
-        """Containers whose v2 CPU set is not in effect, and groups of theirs that keep others off CPUs."""
+        """Containers whose v2 CPU set is not in effect, and groups of theirs that keep others off CPUs.
+
+        A partition takes CPUs from groups whose set still has them (`cgroupfs.partitions`).
+        """
         files, hierarchy = self._control_files.files, self._control_files.hierarchy
         texts: list[str] = []
         for item in pod.containers if hierarchy.version("cpuset") == 2 else ():
@@ -182,7 +177,11 @@ class LimitCheck:
         return {_Difference(pod.title, text, pod.uid) for text in texts}
 
     def _outside(self, container: Container) -> str:
-        """Where the container's first process is, if not in its groups; empty: in them, or not known."""
+        """Where the container's first process is, if not in its groups; empty: in them, or not known.
+
+        Another program, a person, or a program of the container that may write ``cgroup.procs`` can move it. Then no
+        file of its groups bounds it, and every file reads as wanted.
+        """
         init = self._init(container.id)
         if init is None:
             return ""
@@ -192,6 +191,7 @@ class LimitCheck:
         places: dict[str, list[str]] = {}
         try:
             text = REAL.read(directory, "cgroup")
+            # The usual case, without parsing: the name is in every line.
             if text.count(name) >= text.count("\n") - text.endswith(_UNUSED_V2):
                 return ""
             for controllers, path in _groups_of(text):
@@ -203,7 +203,7 @@ class LimitCheck:
                 if bounding and name not in path.split("/"):
                     places.setdefault(path, []).extend(bounding)
             if not places or (init.start and _start_of(REAL.read(directory, "stat")) != init.start):
-                return ""
+                return ""  # the pid is another process's by now
         except (OSError, ValueError, IndexError):
             return ""  # it has exited
         where = "; ".join(f"{path} ({', '.join(sorted(each))})" for path, each in sorted(places.items()))
@@ -214,6 +214,7 @@ class LimitCheck:
         admitted = container.limits.memory_bytes
         if not (record or admitted or spec_known):
             return ""
+        # Either counts: crun's record does not follow a resize that the kubelet has admitted.
         recorded = [number for number in (record, admitted) if number and number > 0]
         known, have = self._read(container, "memory.max")
         if not known or (not recorded and (have is None or not spec_known)):
@@ -240,6 +241,7 @@ class LimitCheck:
     def _read(self, container: Container, knob: str) -> tuple[bool, int | None]:
         """Whether the file's value is known and not bypassd's, and the value; None: no limit."""
         file = self._control_files.find(container.group.path, knob)
+        # A file with a value of bypassd is compared by the reconciler.
         if file is None or self._ledger.get(file.key) is not None:
             return False, None
         try:
@@ -298,7 +300,11 @@ class _OwnerPlace(NamedTuple):
 
 @final
 class OwnerCheck:
-    """A component: compares exclusive CPUs with the files twice in each of the kubelet's periods."""
+    """A component: compares exclusive CPUs with the files twice in each of the kubelet's periods.
+
+    Kubernetes 120230: the checkpoint has the new CPUs, the update of the container failed, and the file keeps the old
+    ones for ever. Cost: one read of 11 µs a container (measured, with its parsing), where one has exclusive CPUs.
+    """
 
     def __init__(
         self,
@@ -343,6 +349,7 @@ class OwnerCheck:
         now = trio.current_time()
         found = await self._found()
         self._since = {key: self._since.get(key, now) for key in found}
+        # The kubelet corrects a wrong set within one period of its reconcile loop.
         lasting = {key: owner for key, owner in found.items() if now - self._since[key] >= self._period_s()}
         inventory = self._reconciler.inventory
         before = inventory.readings.owners
@@ -417,6 +424,7 @@ def _places(pods: Mapping[str, Pod]) -> Iterator[_OwnerPlace]:
             if item.phase is Phase.SETTLED and (item.name is not None or item.kind is not ContainerKind.UNKNOWN)
         )
         if pod.sandbox is not None:
+            # No group below the pod's has its processes.
             yield _OwnerPlace(pod.group.path, pod, containers)
             continue
         for item in containers:

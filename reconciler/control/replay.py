@@ -7,8 +7,7 @@ pods. What another plan would have made of it is an estimate, as the node did no
     lost    = max(0, min(use, allowed before) - allowed now)
     won    <= min(allowed now - allowed before, idle), where more is allowed than before
 
-each times the seconds since the step before, whose plans were in force then. A recording made in observe mode shows
-what BE work uses without any limit: then it wins what it used beyond the earlier limit, and no more.
+each times the seconds since the step before, whose plans were in force then.
 
 Control loops besides the planner (the idle buffer's ceiling, the bound of BE memory, lent quotas, responses) are part
 of the views: they are as they were under the recorded configuration.
@@ -214,6 +213,7 @@ class PlanComparison:
             won = max(0, min(now - before, idle))
             limited = won if used >= _NEAR * before else 0
         else:
+            # Recorded without any limit: BE work wins what it used beyond the earlier limit, and no more.
             won = limited = max(0, min(used, now) - before)
         self._work["used_cpu_s"] += used * seconds / _CPU
         self._work["lost_cpu_s"] += lost * seconds / _CPU

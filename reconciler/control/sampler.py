@@ -49,6 +49,7 @@ _MEMORY_LOG: Final = get_log("memory_sampler")
 _OLD_S: Final = 10.0
 _LOG: Final = get_log("sampler")
 _ASLEEP_MILLI: Final = 20
+"""Up to this use BE work counts as asleep."""
 _ASLEEP: Final = 2
 """While BE work sleeps, a sample is due after so many intervals: when it wakes up, its law follows within 2 s. Until
 then its weight, its idle class and its quota hold.
@@ -114,7 +115,7 @@ class MemorySampler:
             return None
         if self._state is None:
             self._state = be_memory.start(previous, node.for_pods_bytes, config)
-        elif now - self._stepped_at < config.interval_s * 0.9:
+        elif now - self._stepped_at < config.interval_s * 0.9:  # a beat that is a little early is on time
             return self._state.high_bytes
         self._stepped_at = now
         fresh = node.age_s is not None and node.age_s < _OLD_S

@@ -1,13 +1,11 @@
 """The credentials for the API server: their life, their change, and the renewal of a token in bypassd's own kubeconfig.
 
-The files are watched, and read each ten seconds in case their directories did not exist; a change is used by the next
-request in any case, and is announced to those that wait (`changed`). A token that ends soon is a source that is not ok,
-and thereby an alert, days before.
+A change of the files is used by the next request in any case, and is announced to those that wait (`changed`). A token
+that ends soon is a source that is not ok, and thereby an alert, days before.
 
 Renewal. The kubelet renews the token of a pod. A token in the kubeconfig that ``bypassctl init credentials`` has made
-is renewed here, when four fifths of its life are over, by a TokenRequest of the service account for itself, if it has
-that right (docs/credentials.md; without it the alert remains). The answer replaces the token in the file only when it
-ends later; nothing else of the file changes, and no other kubeconfig is written.
+is renewed here, by a TokenRequest of the service account for itself, if it has that right (docs/credentials.md; without
+it the alert remains). No other kubeconfig is written.
 
 Source: Kubernetes API reference, TokenRequest v1; the kubelet renews when 80 % are over.
 """
@@ -51,6 +49,7 @@ _CHANGED: Final = APPEARED | int(Mask.CLOSE_WRITE | Mask.ONLYDIR)
 _MOUNTED: Final = "..data"
 """The link by which the kubelet exchanges all files of a mounted Secret or token."""
 _RENEW_PART: Final = 0.8
+"""Of a token's life, as the kubelet has it."""
 _SPREAD_PART: Final = 0.05
 """Tokens that were made for all nodes at the same time are not all renewed at the same time."""
 _FAILED_S: Final = 600.0

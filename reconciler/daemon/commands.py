@@ -1,12 +1,8 @@
 """What a person orders the running daemon to do: restore, free a pod, end a hold, write or only show.
 
-``bypassctl off`` frees one pod for a time. A hold of its own (``off:UID``) keeps bypassd from setting anything of the
-pod; its values are restored. A hold that a person made before remains as it is, with its reason and its end: the pod is
-managed again when both have ended. With ``budget`` the pod counts as online meanwhile, so that neither the quota of the
-besteffort directory nor a response to interference bounds it: the other BE pods divide the budget among themselves as
-quotas of their own, as they do beside an online pod in that directory.
-
-``bypassctl off node`` opens a node that is closed to new BE pods, and keeps it open for a time.
+``bypassctl off`` frees one pod for a time: a hold of its own (``off:UID``) keeps bypassd from setting anything of the
+pod, and its values are restored. ``bypassctl off node`` opens a node that is closed to new BE pods, and keeps it open
+for a time.
 """
 
 import os
@@ -161,8 +157,11 @@ class Commands:
             raise InputError("off pod_uid", uid, "the uid of a pod on this node")
         until = None if request.seconds is None else time.time() + request.seconds
         target = f"{OFF}{uid}"
+        # A hold that a person made before remains: the pod is managed again when both have ended.
         earlier = active((hold for hold in self._holds.all.values() if hold.target != target), time.time())
         before = self._holds.all.get(target)
+        # The pod counts as online then: neither the quota of the besteffort directory nor a response bounds it, and the
+        # other BE pods get quotas of their own, as beside any online pod in that directory.
         budget = request.budget and (pod.pod_class is PodClass.RECLAIMED or (before is not None and before.budget))
         hold = await self._holds.put(
             Hold(target=target, reason=request.reason, by=request.by or "unknown", until=until, budget=budget)

@@ -3,9 +3,6 @@
 From the lowest: a setting's default, the control plane's settings of this node (``apiserver.node_settings``), the level
 of ``protect``, the files, the window that holds now (which may have another level instead). ``--observe`` decides the
 mode above all; a window never does.
-
-The window follows the wall clock: whether the decision is still the right one is asked every second, which costs one
-comparison, so a clock that was set, a suspend and a restart need nothing of their own.
 """
 
 import time
@@ -78,7 +75,10 @@ class ConfigInForce:
         return fixed
 
     def is_due(self) -> bool:
-        """Whether the clock has left the time for which the window was decided."""
+        """Whether the clock has left the time for which the window was decided.
+
+        One comparison, made every second: a clock that was set and a suspend need nothing of their own.
+        """
         decision = self._now.decided.decision
         return decision is not None and not decision.covers(self._wall())
 

@@ -1,8 +1,4 @@
-"""``bypassctl events``: one stream, from the ledger's newest events and the store's history.
-
-Groups that were removed and originals that were recorded are numbered like every other event, and not shown: each
-container's end would be a line for each of its files.
-"""
+"""``bypassctl events``: one stream, from the ledger's newest events and the store's history."""
 
 import time
 from collections.abc import Iterator
@@ -22,7 +18,8 @@ MOST: Final = 4000
 """Events of one answer: the newest; the others are counted."""
 _HISTORY: Final = 10_000
 HIDDEN: Final = frozenset({"touch", "gone", "alert:yield", "alert:hold"})
-"""The last two have events of their own kinds."""
+"""Numbered like every other event, and not shown: each container's end would be a line for each of its files; the last
+two have events of their own kinds."""
 _SHOWN: Final = (
     *("number", "at", "kind", "pod", "pod_uid", "path", "file", "before", "before_source", "after", "wanted"),
     *("writer", "process", "error", "policy", "reason"),

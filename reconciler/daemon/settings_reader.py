@@ -1,10 +1,8 @@
 """Reads the control plane's settings of this node, keeps the last ones, and reports a change.
 
-Each object is requested once a minute: at most 120 requests an hour of Koordinator (Node and NodeSLO), 60 of Katalyst
-(its CustomNodeConfig; the AdminQoSConfiguration only after a change). After a failure the interval doubles, to five
-minutes. An object that cannot be read keeps its last values, and so do all of them after a restart without an API
-server. With another control plane in the configuration the last values remain until the first complete answer of it;
-with ``off`` they are removed at once.
+An object that cannot be read keeps its last values, and so do all of them after a restart without an API server. With
+another control plane in the configuration the last values remain until the first complete answer of it; with ``off``
+they are removed at once.
 """
 
 import random
@@ -34,6 +32,7 @@ from state.store import Store, StoreBatch
 
 NAME: Final = "node settings"
 PERIOD_S: Final = 60.0
+"""At most 120 requests an hour of Koordinator (Node and NodeSLO), 60 of Katalyst (its CustomNodeConfig)."""
 _SPREAD: Final = 0.2
 """Nodes that start together request at different times. The interval only grows by it."""
 _LONGEST_S: Final = 300.0
@@ -208,6 +207,7 @@ class NodeSettingsReader:
         else:
             version = _version(target)
             kept = self.kept
+            # The AdminQoSConfiguration is read only after a change, which its hash in the CustomNodeConfig shows.
             if kept is not None and kept.source is NodeSettings.KATALYST and version and kept.version == version:
                 self._say_missing(())
                 return kept, None, None

@@ -263,6 +263,7 @@ class InterferenceEngine:
         """Count this frame as evidence; the rules whose mode changes by it."""
         promotable = [name for name, rule in self.rules.items() if self._promotable(rule)]
         if not promotable:
+            # Kept while detection is off; where a person has decided about each rule, evidence counts for nothing.
             self.evidence = EvidenceMemory(records=self.evidence.records if not self.rules else {})
             return ()
         moment = Moment(

@@ -225,7 +225,7 @@ class InterferenceMonitor:
         """When the pass after the one that began then is due. One that took too long is not made up for."""
         interval_s = float(self._pace.interval_s(self._in_use().interference.sample_s, self._clock()))
         if interval_s.is_integer():
-            return beat_after(interval_s)
+            return beat_after(interval_s)  # one wake-up of the loop with its other periodic tasks
         return max(began + interval_s, trio.current_time())
 
     async def _wait_until(self, due: float) -> float:
@@ -412,7 +412,10 @@ class InterferenceMonitor:
         return known[1]
 
     def _created_s(self, pod: Pod) -> float:
-        """When the pod's directory was made; read once for each inode."""
+        """When the pod's directory was made; read once for each inode.
+
+        Only its own chmod or chown moves its ctime; the mtime moves with each container.
+        """
         known = self._created.get(pod.uid)
         if known is None or known[0] != pod.group.inode:
             try:

@@ -2,9 +2,9 @@
 
 A pass costs some milliseconds of CPU time, most of which read what has not changed. Signs are an interfered victim,
 half of a limit that has to be exceeded for a while (`Detector.near`), a measure in force, a shortage, an eviction, and
-an event of memory or CPU pressure, which makes a pass at once. Suspicion by windows of two seconds is none, as each
-pass of a calm time has one of them: idle pods that wake up a few times a second beside BE work cause it all the time.
-So what begins without an event is found one interval later at most. Units: seconds on the monotonic clock.
+an event of memory or CPU pressure, which makes a pass at once. Suspicion by windows of two seconds is none: idle pods
+that wake up a few times a second beside BE work cause it all the time. So what begins without an event is found one
+interval later at most. Units: seconds on the monotonic clock.
 """
 
 from typing import Final, final

@@ -205,7 +205,7 @@ def read(file: BinaryIO, name: str) -> Iterator[RecordedItem]:
             room -= len(body)
             work.pay(size)
             result = [decoded(_DECODE_LEARNED, body)] if first else _unpack(decoded(_DECODE, body), work)
-            del body
+            del body  # not kept while the caller works on the frames
             yield from result
         except (zlib.error, ValueError, LookupError, OverflowError) as exc:
             raise InputError(name, f"a block of {size} bytes", f"frames of version {version} ({exc})") from exc

@@ -136,7 +136,7 @@ class InterferenceService:
         """Whether this is to end: nothing enables it any more, or an evictor is missing."""
         if self.evictor is not None and any(case.open for case in self.evictor.cases()):
             return False
-        self._left = False
+        self._left = False  # the last case of an earlier run has ended
         if self.evictor is None and self._config.eviction.enabled:
             return True
         return not watched(self._config)

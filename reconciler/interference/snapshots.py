@@ -20,9 +20,8 @@ def snapshot_of(
 ) -> PodSnapshot:
     """The facts of one pod.
 
-    ``created_s``: when its cgroup was made, seconds since the epoch: the directory's ctime, which only its own chmod or
-    chown moves (its mtime moves with each container); 0.0 when it is not known. ``held``: an operator's hold covers it.
-    ``cpus``: where its containers may run, where that is known better than by its pool.
+    ``created_s``: when its cgroup was made, seconds since the epoch; 0.0 when it is not known. ``held``: an operator's
+    hold covers it. ``cpus``: where its containers may run, where that is known better than by its pool.
     """
     working = [
         container for container in pod.containers if container.kind in {ContainerKind.APP, ContainerKind.UNKNOWN}

@@ -4,12 +4,7 @@ Between squeeze and evict. While the node is closed, headroom is 0, and the node
 (`reconciler.actuators.node_mark`). What runs on the node is not changed.
 
 Causes are the shortages for which evictions are enforced, and the steps ``close`` of enforced rules. The node is closed
-at once, and opened when there has been no cause for ``reopen_s``: twice as long after each time that it had to be
-closed again soon, up to eight times. After ``longest_s`` it is opened whatever the causes are, and not closed again
-before all of them no longer exist: a shortage that closing does not end must not keep the node out of the cluster.
-
-A daemon that starts begins with an open node; the mark of an earlier run is removed. Closed again for what is the same
-shortage, its age counts from the first closing (`ClosingPast`): restarts must not keep the node out of the cluster.
+at once, opened when there has been no cause for ``reopen_s``, and after ``longest_s`` whatever the causes are.
 
 Source: Crane's "disable scheduling" (a node condition and a PreferNoSchedule taint). Differences: the causes are the
 shortages of evictions and not water marks of its own, it has an age, and the mark is removed after a crash.
@@ -90,7 +85,10 @@ def kept(state: ClosingState, now: tuple[float, float]) -> ClosingPast:
 
 
 def resumed(past: ClosingPast, now: tuple[float, float]) -> ClosingState:
-    """The state to begin with: an open node, whose age counts on if it was closed a short time ago."""
+    """The state to begin with: an open node. If it is closed again soon its age counts from the first closing.
+
+    Restarts of the daemon must not keep the node out of the cluster for longer than ``longest_s``.
+    """
     at_s, wall_s = now
     if past.since_s is None or not 0 <= wall_s - past.seen_s <= _RELAPSE_S:
         return ClosingState()
@@ -131,6 +129,8 @@ def advance(
     if closed is None:
         return (state, None) if not causes or state.spent else _close(state, causes, now, config)
     if at_s - state.closed_s >= config.longest_s:
+        # A shortage that closing does not end must not keep the node out of the cluster. ``spent``: the node is closed
+        # again only once all causes are over.
         words = f"closed for {duration(config.longest_s)}"
         return _opened(state, at_s, words, spent=bool(causes), turn=ClosingTurn.AGED)
     needed_s = reopen_s(state, config)
@@ -151,7 +151,7 @@ def _dated(state: ClosingState, now: tuple[float, float], config: ClosingConfig)
 
 
 def reopen_s(state: ClosingState, config: ClosingConfig) -> float:
-    """How long there must be no cause before the node is opened."""
+    """How long there must be no cause before the node is opened: longer after each time it was opened too early."""
     return config.reopen_s * min(1 << state.relapses, _SLOWEST)
 
 

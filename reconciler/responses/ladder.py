@@ -3,10 +3,7 @@
 For each victim: breach fast, change one thing, wait for the effect, keep what helped, undo and remember what did not;
 once the victim is ok, de-escalate in small steps, slower after each relapse. While its state is unknown nothing is
 tried and nothing is undone: unknown is not ok. A rule in shadow escalates the same way with steps that are not applied,
-to show what it would have done; its steps are never evaluated, as they had no effect.
-
-An eviction is a request: the eviction planner decides, and may refuse it. It is evaluated when its pod is seen ending,
-and else dropped, which proves nothing about the suspect. Where evictions are not carried out, it is only reported.
+to show what it would have done.
 
 Everything in force is dropped with its victim or its suspect, and with the daemon: a new one starts without steps. Only
 what did not help is remembered for longer.
@@ -203,10 +200,12 @@ class _Escalation:
     def _judge(self, climb: EscalationState, step: ResponseStep, finding: RuleVerdict) -> EscalationState:
         """The effect has had its time."""
         if climb.shadow:
+            # It was not applied: what the victim does proves nothing about it.
             return _with(climb, step, replace(step, judged=True))
         if self._better(step, finding):
             self._tell(Transition.HELPED, climb, f"{step.describe}: {_by(step, finding)}", step)
             return _with(climb, step, replace(step, judged=True))
+        # What helped at first and then no more is tried again once the victim has been well.
         if any(
             response_step.judged and response_step.suspect == step.suspect and response_step.what is step.what
             for response_step in climb.steps
@@ -300,6 +299,10 @@ class _Escalation:
     # What ends by itself
 
     def _followed(self, climb: EscalationState) -> EscalationState:
+        """Follow requested evictions, which the eviction planner may refuse.
+
+        One is evaluated when its pod is seen ending; else it is dropped, which proves nothing about the suspect.
+        """
         for step in climb.steps:
             if not _wish(climb, step) or step.ending_s is not None:
                 continue

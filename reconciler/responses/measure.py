@@ -1,8 +1,7 @@
 """All steps in force as one `Restrictions` value; of two that bound the same thing, the tighter. Pure.
 
 **Notice**: a new squeeze or freeze of a pod with a capacity file waits until its time is over. The former limits remain
-in force meanwhile, and the file shows what will follow. A pod delays a step by ``notice_s`` once and no longer,
-whatever else is decided in that time: the time runs from the first announcement.
+in force meanwhile, and the file shows what will follow.
 """
 
 from collections.abc import Collection
@@ -27,6 +26,7 @@ def announced(
         if not (freezes or _is_tighter(squeeze, before.squeezed.get(uid))):
             continue
         known = before.announced.get(uid)
+        # From the first announcement: whatever else is decided meanwhile, a pod delays a step once.
         at_s = now + notice_s if known is None else known.at_s
         if now < at_s:
             response = Response.FREEZE if freezes else Response.SQUEEZE

@@ -1,12 +1,10 @@
 """Rules in shadow that become enforcing by evidence, and are a dry run again by their undo rate. Pure.
 
-Evidence is counted in days of watched time, not of the wall clock: only time between two frames counts, so neither a
-stopped daemon nor a clock that is set makes a day.
+Evidence is counted in days of watched time, not of the wall clock.
 
 A rule in shadow regrets a response when the victim was well again before the response's effect would have been
-evaluated: it would have been needless, and would have been credited with the recovery. A response counts when that is
-known: a victim that no longer exists before proves nothing, else who makes and removes pods could have a rule enforced.
-While it enforces, the ladder evaluates every response itself: it helped, or was undone.
+evaluated: it would have been needless, and would have been credited with the recovery. While it enforces, the ladder
+evaluates every response itself: it helped, or was undone.
 
     shadow -> enforcing: `days` whole days in a row without regret, with `verdicts` responses in them, not in a rest
     enforcing -> shadow: of at least `actions` responses in `days` days more than `undo_percent` were undone, at once;
@@ -151,6 +149,7 @@ def observe(
     memory: EvidenceMemory, moment: Moment, config: PromotionConfig, ladder: LadderConfig
 ) -> tuple[EvidenceMemory, tuple[ModeChange, ...]]:
     """One frame further. Records of rules that may not change any more are dropped: a person has decided."""
+    # Only time between two frames: neither a stopped daemon nor a clock that is set makes a day.
     passed = 0.0 if memory.at_s is None else moment.at_s - memory.at_s
     passed = passed if 0 < passed <= _LONGEST_FRAME_S else 0.0
     counts, still = _counted(memory, moment, ladder)
@@ -206,6 +205,7 @@ def _counted(
             add(change.rule, undone=1)
     for rule, victim, well in moment.ended:
         known = still.pop((rule, victim), None)
+        # A victim that was removed before proves nothing: who makes and removes pods must not have a rule enforced.
         if known is not None and well and not enforcing(rule):
             add(rule, verdicts=1, regrets=1)
     return counts, still

@@ -1,9 +1,7 @@
 """Alertmanager, API v2: labels make an alert's identity, and it ends when it is no longer sent.
 
-So a state is sent again every ``resend_s`` with an end four times as far away, as Prometheus does, and its end with the
-true time. An event has no end of its own: it is active for ``event_s``. Instances of a cluster do not pass alerts on to
-each other: all of them get each alert, and one that takes it is enough. Source: Alertmanager, api/v2/openapi.yaml;
-Prometheus, docs "Sending alerts".
+So a state is sent again every ``resend_s``, and its end with the true time. An event has no end of its own: it is
+active for ``event_s``. Source: Alertmanager, api/v2/openapi.yaml; Prometheus, docs "Sending alerts".
 """
 
 import re
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
 
 _PATH: Final = "/api/v2/alerts"
 _KEPT: Final = 4
+"""A state ends there after so many ``resend_s`` without a resend, as Prometheus sets it."""
 _NO_LABEL: Final = re.compile(r"[^a-zA-Z0-9_]")
 
 
@@ -80,7 +79,7 @@ class AlertmanagerSink(AlertSink):
         self._down: set[int] = set()
 
     async def send(self, notices: Sequence[Incident]) -> None:
-        """Post to all instances at once. Errors: `SinkError` when none takes it."""
+        """Post to all instances, which do not pass alerts on to each other. Errors: `SinkError` when none takes it."""
         import trio
 
         body = msgspec.json.encode([self.entry(notice, time.time()) for notice in notices])

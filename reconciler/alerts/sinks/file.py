@@ -47,12 +47,13 @@ class FileSink(AlertSink):
 
     def append(self, content: bytes) -> None:
         """One write at the end, in a new file when this one has grown. Errors: OSError."""
+        # Without waiting: to open a FIFO in its place would block the thread.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         fd = os.open(self._path, flags, 0o600)
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
-                raise OSError(22, "not a regular file")
+                raise OSError(22, "not a regular file")  # EINVAL
             if status.st_size and status.st_size + len(content) > self._config.rotate_bytes:
                 self._rotate()
                 os.close(fd)
@@ -63,7 +64,7 @@ class FileSink(AlertSink):
             data = b"\n" + content if torn else content
             written = os.write(fd, data)
             if written != len(data):
-                raise OSError(28, "the disk is full")
+                raise OSError(28, "the disk is full")  # ENOSPC
             if self._config.fsync:
                 os.fsync(fd)
         finally:

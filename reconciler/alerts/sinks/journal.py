@@ -145,6 +145,7 @@ def write(journal: socket.socket, path: str, entry: bytes) -> None:
             with contextlib.closing(os.fdopen(os.dup(fd), "wb")) as file:
                 file.write(entry)
             os.lseek(fd, 0, os.SEEK_SET)
+            # journald reads only a file that its sender can no longer change.
             fcntl.fcntl(fd, _F_ADD_SEALS, _ALL_SEALS)
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
             journal.sendmsg([], [rights], 0, path)

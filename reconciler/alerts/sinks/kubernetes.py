@@ -1,7 +1,6 @@
 """Kubernetes Events: on the pod that an alert is about, else on the node. One Event an incident, counted up by patches.
 
-Its name is the incident's id, so that sending twice makes no second one. An end is an Event of its own. Source:
-Kubernetes API reference, Event core/v1 and events.k8s.io/v1 (of which only the series may change).
+An end is an Event of its own. Source: Kubernetes API reference, Event core/v1 and events.k8s.io/v1.
 """
 
 import time
@@ -71,6 +70,7 @@ class KubernetesSink(AlertSink):
                 return
         answer = await self._ask("POST", events, self.event(notice, namespace))
         if answer.status == 409:
+            # The name is the incident's id: an earlier try has made it, and its answer was lost.
             answer = await self._ask("PATCH", f"{events}/{name}", self.change(notice))
         self._check(answer, "POST", events)
 
@@ -135,6 +135,7 @@ class KubernetesSink(AlertSink):
 
     def change(self, notice: Incident) -> Mapping[str, object]:
         if self._config.api is EventApi.EVENTS:
+            # The only field that may change there.
             return {"series": {"count": max(2, notice.count), "lastObservedTime": _micro(notice.last_s)}}
         return {"count": notice.count, "lastTimestamp": _whole(notice.last_s), "message": notice.alert.summary}
 

@@ -1,15 +1,12 @@
 """Executes one eviction: notice, one method after another, proof that no process is left, the result. Resumable.
 
 Every action on the pod is journalled first. An earlier run's case resumes at its step: an action that may or may not
-have been done is repeated, as all of them may be; waiting continues with the time left. The pod is identified by its
-groups' inodes: a later pod of the same name is never touched.
+have been done is repeated, as all of them may be; waiting continues with the time left.
 
 It ends as - done: the pod's groups are empty in every hierarchy, and stayed so while the kubelet might have started it
 again; - gone: they were empty before any action; - refused: its disruption budget refused or could not be asked, or the
 daemon itself runs in it; - failed: every method has been tried; - abandoned: withdrawn, held by an operator, switched
 off, or of another boot.
-
-Alerts of an eviction: one that it is planned, one with its result. Pure.
 """
 
 import math
@@ -289,6 +286,7 @@ class CaseRunner:
     async def _within_groups(self) -> tuple[EvictionOutcome, str]:
         """All of it while the groups are held open; how it ended."""
         try:
+            # By the groups' inodes: a later pod of the same name is never touched.
             with Subtree.open(self._tools.hierarchy, self._case.target.group, self._case.target.inodes) as tree:
                 self._tree = tree
                 try:

@@ -3,8 +3,8 @@
 A dry run decides exactly as an enforced one would at the same moment: its orders are in `EvictionDecision.would`. Where
 some triggers are enforced and others are not, orders are decided without the others, and ``would`` with all.
 
-The reason of an order under way may expire, which no longer justifies ending a pod. Unknown is not expired: orders of a
-trigger without readings, and of an earlier run of the daemon, remain valid.
+The reason of an order under way may expire, which no longer justifies ending a pod. Unknown is not expired: orders of
+an earlier run of the daemon remain valid.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -77,6 +77,7 @@ def _presses(reason: EvictionReason, readings: Mapping[str, TriggerResult], ill:
     reading = readings.get(reason.trigger)
     if reading is None:
         return False  # it was switched off
+    # Without readings the shortage is unknown, which does not end an order.
     return not reading.known or any(
         shortage.subject == reason.subject and (shortage.only is None or reason.uid in shortage.only)
         for shortage in reading.pressures

@@ -5,11 +5,6 @@ Koordinator's label ``priority``; marks of preference; then relief per lost work
 resource divided by its running time; at last the newest. The keys before the relief are configured and have absolute
 precedence over it; pods that are equal up to there are one tier, of which as few as needed are evicted. In a tier a pod
 whose replacement is started here again is the last.
-
-Where that will run, as far as this node can know: its controller makes a new pod at once, and the scheduler chooses a
-node: often the same one, which has room again. A DaemonSet's pod always returns; the others are kept away by the mark
-of a closed node (`reconciler.responses.closing`), if it was read back and they do not tolerate it. Headroom 0 keeps
-away what requests extended resources that follow it; whether the cluster's scheduler sees them is not known here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +60,11 @@ _WORDS = {
 
 
 def replacement_of(pod: PodSnapshot, closing: NodeClosing | None) -> Replacement:
-    """The likelihood by the pod's controller, its tolerations, and the mark that was read back."""
+    """The likelihood by the pod's controller, its tolerations, and the mark that was read back.
+
+    A controller makes a new pod at once, and the scheduler often chooses the same node, which has room again. Headroom
+    0 does not count: whether the cluster's scheduler reads it is not known here.
+    """
     kind = (pod.owner or "").partition("/")[0]
     if not kind:
         return Replacement.NONE

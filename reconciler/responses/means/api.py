@@ -1,14 +1,8 @@
 """Ending a pod through the API server: its Eviction subresource, as ``kubectl drain`` does.
 
-The request has the pod's uid, so that a successor of the same name is never affected, and repeating it is harmless.
 When it has been accepted, the kubelet ends the pod; it counts as ended when its cgroups are empty. After a refusal by a
-disruption budget the request is repeated as the reply's delay allows, and then the refusal is final: also where the API
-server fails meanwhile, and over a restart, as the refusal is in the journal. Where the API server does not decide about
-the pod (401, 403, failures, silence), its budget is unknown, and the result says so (`EvictionResult.unasked`): methods
-without a budget do not follow by themselves.
-
-The core group's own list shows whether the server supports policy/v1 or only v1beta1 (before 1.22); that of policy
-proves nothing, because 1.21 has v1 for budgets only.
+disruption budget the request is repeated for a while, and then the refusal is final. Where the API server does not
+decide about the pod (401, 403, failures, silence), its budget is unknown (`EvictionResult.unasked`).
 
 Source: Kubernetes documentation, "API-initiated Eviction"; kubectl's drain; the API server's eviction handler.
 """
@@ -183,6 +177,7 @@ class ApiEviction:
             )
             if reply.said in _FINAL:
                 return self._given_up(work.case, reply.words)
+            # A refusal that is in the journal counts also where the API server only fails afterwards.
             begun, patience_s = (asked_at, rules.refused_s) if work.case.budget else (failing_at, rules.failing_s)
             pause_s = min(reply.wait_s if reply.wait_s is not None else wait_s, rules.longest_wait_s)
             wait_s = min(2 * wait_s, rules.longest_wait_s)
@@ -196,6 +191,7 @@ class ApiEviction:
     def _given_up(self, case: EvictionCase, message: str) -> EvictionResult:
         """It was not accepted: by a disruption budget, or without one having been asked."""
         if not case.budget:
+            # Methods that know no budget do not follow by themselves.
             return EvictionResult(detail=message, unasked=True)
         if case.budget not in message:
             message = f"{case.budget}; {message}"
@@ -228,6 +224,7 @@ class ApiEviction:
     async def _post(self, work: EvictionWork, version: str) -> EvictionReply:
         order = work.case.order
         path = f"{_CORE}/namespaces/{quote(order.namespace or '', safe='')}/pods/{quote(order.name or '', safe='')}"
+        # A successor of the same name is never affected, so that a request may be repeated.
         options: dict[str, object] = {"preconditions": {"uid": order.uid}}
         if order.grace_s is not None or (work.case.target.grace_s or 0) > work.grace_s:
             # Never 0, which would take the pod out of the API server before it has ended.
@@ -241,7 +238,10 @@ class ApiEviction:
         return parse_reply(await self._api.request("POST", f"{path}/eviction", body))
 
     async def _find_version(self) -> str:
-        """The version of Eviction in the core group's list; the newest if the list has none."""
+        """The version of Eviction in the core group's list; the newest if the list has none.
+
+        Before 1.22 it may be v1beta1. The list of policy proves nothing: 1.21 has v1 for budgets only.
+        """
         if self._version is None:
             answer = await self._api.request("GET", _CORE, most=_LISTED)
             try:

@@ -1,9 +1,7 @@
 """Ending a pod through the container runtime: StopContainer for all its containers at once, then StopPodSandbox.
 
 This is what the kubelet does to a pod that is deleted. The kubelet is not informed and starts the containers again by
-the pod's restart policy: the caller watches for that. Only the containers of the first read that has the pod, which
-are in the journal, are stopped: one that the kubelet has started while others were stopping is reported, and its
-sandbox is not stopped, which would be a SIGKILL for it.
+the pod's restart policy: the caller watches for that.
 
 Source: Kubernetes' CRI; the kubelet's killPodWithSyncResult.
 """
@@ -64,6 +62,7 @@ class CriEviction:
             return EvictionResult(detail=_NO_SOCKET)
         try:
             pod = await client.pod(work.case.order.uid)
+            # Only these are stopped, also after a restart of the daemon: what the kubelet starts meanwhile is reported.
             journalled = work.case.stopped if work.resumed is EvictionStep.STOP else ()
             chosen = journalled or _ids(pod)
             await work.step(EvictionStep.STOP, stopped=chosen)

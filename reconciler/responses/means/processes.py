@@ -1,11 +1,7 @@
 """Signals to the processes of one pod, and to no other process.
 
 A process id may be reused by another process. So: open the process (pidfd), then check whether the pod's own group
-still lists its id; only then is the opened process the listed one. Never signalled: process 1, the daemon itself,
-kernel threads, and processes outside this pid namespace.
-
-Kernels before 5.3 have no pidfd: there the start time is compared right before the signal, which leaves microseconds in
-which the id would have to be released and reused.
+still lists its id; only then is the opened process the listed one.
 
 Source: pidfd_open(2), pidfd_send_signal(2), proc(5).
 """
@@ -148,6 +144,7 @@ class PodTermination:
         return ProcessHandle(pid, stat, number)
 
     def _ours(self, pid: int, stat: ProcessStat) -> bool:
+        """False for process 1, the daemon itself, kernel threads, and what is outside this pid namespace (0)."""
         return pid > 1 and pid != self._ourselves and not stat.flags & _KERNEL_THREAD
 
     def _send(self, held: ProcessHandle, number: int) -> bool:
@@ -155,6 +152,7 @@ class PodTermination:
             if held.number >= 0:
                 signal.pidfd_send_signal(held.number, number)
             else:
+                # Before kernel 5.3: in the microseconds from here the id would have to be released and reused.
                 now = read_stat(held.pid, self.proc)
                 if now is None or now.start != held.stat.start:
                     return False

@@ -1,10 +1,6 @@
 """Ending a pod by signals: SIGTERM to every process, the grace, then SIGKILL until no process is left.
 
 The kubelet sees its containers end and starts them again by the pod's restart policy: the caller watches for that.
-
-Killing. cgroup.kill (v2, kernel 5.14) includes processes that are just being forked. Elsewhere a loop kills the listed
-processes, again and again; processes that fork faster than that are frozen first, so that the pending signals take
-effect on all of them when thawed. No process is left frozen: the step is journalled; a restarted daemon thaws first.
 """
 
 import signal
@@ -72,6 +68,7 @@ class SignalEviction:
         deadline = trio.current_time() + self._config.kill_s
         rounds, pause_s = 0, _FIRST_PAUSE_S
         while True:
+            # An earlier run of the daemon may have ended while they were stopped.
             await thaw(work.tree)
             # Before cgroup.kill, which spares no process: raises when the daemon itself is in it.
             members = await work.processes.members(work.tree)
@@ -80,6 +77,7 @@ class SignalEviction:
             if rounds and rounds % _LOOPS == 0:
                 await self._kill_stopped(work)
             else:
+                # cgroup.kill (v2, kernel 5.14) includes processes that are just being forked; v1 has only the signals.
                 work.tree.kill()
                 await work.processes.signal(work.tree, signal.SIGKILL)
             rounds += 1
@@ -92,7 +90,7 @@ class SignalEviction:
         return self._who_is_left(work, await work.processes.members(work.tree))
 
     async def _kill_stopped(self, work: EvictionWork) -> None:
-        """Stop all, kill all, let all go: they die before they run again."""
+        """Stop all, kill all, thaw all: the pending signals end them before they run, or fork, again."""
         try:
             if work.tree.stop():
                 for _ in range(_STOPPING_LOOKS):

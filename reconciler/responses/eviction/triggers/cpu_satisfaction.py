@@ -1,10 +1,7 @@
 """BE work gets too little of the CPU that it has requested, while it uses what it gets.
 
 As in koordlet: over a window and again by the last sample, use of BE's allowance is high, and the allowance divided by
-the requests is at most ``lower_percent``; then requests have to be evicted until the rest is at ``upper_percent``; the
-smaller of the two amounts counts, so that a shortage that is over evicts no pod.
-
-Unlike koordlet, where a limit of nothing never counts, BE work that may have nothing at all is short of CPU.
+the requests is at most ``lower_percent``; then requests have to be evicted until the rest is at ``upper_percent``.
 
 Source: Koordinator, qosmanager cpuevict (BE satisfaction).
 """
@@ -30,6 +27,7 @@ def release_milli(config: CpuSatisfactionConfig, use: float, limit: float, reque
     """The requests that have to go, in thousandths of a CPU; 0: none."""
     if request <= 0:
         return 0.0
+    # Unlike in koordlet a limit of nothing counts: BE work that may have nothing at all is short of CPU.
     if limit >= _SMALL_MILLI and use / limit * 100 < config.use_percent:
         return 0.0
     satisfied = max(0.0, limit) / request * 100
@@ -48,6 +46,7 @@ def _judge(config: CpuSatisfactionConfig, scene: EvictionContext, _memory: Mappi
     if None in mean:
         return TriggerResult(words=f"unknown: too few samples in {fmt.duration(config.window_s)}", known=False), {}
     over = [value or 0.0 for value in mean]
+    # The smaller: a shortage that is over evicts no pod.
     need = min(release_milli(config, use, limit, request), release_milli(config, over[0], over[1], over[2]))
     share = over[1] / over[2] * 100 if over[2] > 0 else 100.0
     message = (

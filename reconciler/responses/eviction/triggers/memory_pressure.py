@@ -1,8 +1,8 @@
 """The node as a whole has no free memory left, or its online pods stall for lack of memory.
 
 Two conditions, each with its own pressure: free memory below the low watermark (or a bound of the configuration), and
-memory pressure (PSI over 10 s) of the node together with that of enough online pods, for 15 s and for 45 s. The second
-has no amount: one pod is evicted, and the effect is awaited. Without PSI only the first is evaluated.
+memory pressure (PSI over 10 s) of the node together with that of enough online pods, for 15 s and for 45 s. Without PSI
+only the first is evaluated.
 
 Source: Katalyst, memory eviction plugin, system memory pressure; its kswapd rule has no caller there and none here.
 """
@@ -78,6 +78,7 @@ def _judge(config: MemoryPressureConfig, scene: EvictionContext, memory: Since) 
     lasted = scene.now - since.get(_STALL, scene.now)
     if stalled is not None and stalled[1] and lasted >= config.reclaimed_s:
         pressures.append(
+            # A stall has no amount (``need``): one pod is evicted, and the effect is awaited.
             Shortage(
                 trigger=TRIGGER.name,
                 good=EvictedResource.MEMORY,

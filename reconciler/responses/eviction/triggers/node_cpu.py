@@ -1,7 +1,6 @@
 """The node uses nearly all of its CPU time.
 
-As in koordlet, but by exact numbers (it cuts the percentage to a whole one, so 95.9 counts as 95), and with the smaller
-of a mean and the last sample, so that a peak that is over evicts no pod.
+As in koordlet, but by exact numbers: it cuts the percentage to a whole one, so 95.9 counts as 95.
 
 Source: Koordinator, qosmanager cpuevict (node usage).
 """
@@ -34,6 +33,7 @@ def _judge(config: NodeCpuConfig, scene: EvictionContext, _memory: Mapping[str, 
     mean_use, mean_idle = (scene.mean(NODE, signal, config.window_s, _SEEN) for signal in TRIGGER.signals)
     if mean_use is None or mean_idle is None:
         return TriggerResult(words=f"unknown: too few samples in {fmt.duration(config.window_s)}", known=False), {}
+    # The smaller: a peak that is over evicts no pod.
     need = min(release_milli(config, use, idle), release_milli(config, mean_use, mean_idle))
     percent = mean_use / max(1.0, mean_use + mean_idle) * 100
     message = f"CPU use {fmt.percent(percent)}, mean of {fmt.duration(config.window_s)} "

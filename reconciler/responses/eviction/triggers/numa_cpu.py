@@ -1,9 +1,7 @@
 """A NUMA node uses nearly all of its CPU time, in most of a full ring of samples.
 
-Only a pod that runs on that node only helps when it is evicted: BE pods, and online pods where the configuration has
-them. The tasks of a pod on several nodes are moved to an idle one by the scheduler. The shortage lasts until a sample
-is at the lower mark; then the ring starts from that sample, so that use between the two marks neither begins nor ends
-it. On a machine with one node there is nothing to evaluate: ``node_cpu`` is the same there.
+The shortage lasts until a sample is at the lower mark. BE pods are evicted, and online pods where the configuration has
+them.
 
 Unlike Katalyst, whose thresholds come from a list by CPU model, which evicts online pods that are bound to the node,
 and which has no lower mark: the threshold is a share of the node's CPU time, and BE pods are first.
@@ -48,6 +46,7 @@ def judge_node(config: NumaCpuConfig, ring: LoadRing, *, was_short: bool) -> Bus
     if len(ring.ratios) < config.samples:
         return BusyNode(ring=ring)
     if was_short and newest * 100 <= config.left_percent:
+        # From this sample on: use between the two marks neither begins nor ends a shortage.
         return BusyNode(ring=LoadRing((newest,) * len(ring.ratios), ring.at_s))
     threshold = config.threshold_percent / 100
     begins = newest > threshold and ring.above(config, threshold) is not None
@@ -55,7 +54,10 @@ def judge_node(config: NumaCpuConfig, ring: LoadRing, *, was_short: bool) -> Bus
 
 
 def _pods_only_on(scene: EvictionContext, subject: str) -> frozenset[str]:
-    """By this frame: an older sample may be from before the pod was moved."""
+    """Pods whose end helps: the scheduler moves the tasks of a pod on several nodes to an idle one.
+
+    By this frame: an older sample may be from before the pod was moved.
+    """
     samples, end = scene.frame.samples, f"@{subject}"
     return frozenset(uid for uid, pod in scene.frame.pods.items() if _USE in samples.get(pod.subject + end, {}))
 

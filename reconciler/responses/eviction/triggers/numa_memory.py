@@ -1,12 +1,6 @@
 """A NUMA node is short of free memory, by the kernel's watermarks, for several passes.
 
-Each pass in which less than the low watermark and a margin is free counts one, each other takes one off. Below the min
-watermark and a margin the count jumps to one less than the count at which pods of all classes may be evicted, so that
-BE pods are evicted at once and the others in the next pass.
-
-Unlike Katalyst: its margins are absolute, so that a small node is always short; here they are bounded by a part of the
-node. A page cache that fills the node also leaves little free memory, which does not count as a shortage while plenty
-of that cache is easy to drop. A pass without readings changes nothing and evicts no pod.
+Each pass in which less than the low watermark and a margin is free counts one, each other takes one off.
 
 Source: Katalyst, memory eviction plugin, NUMA memory pressure.
 """
@@ -72,6 +66,7 @@ def marks_of(config: NumaMemoryTriggerConfig, scene: EvictionContext, subject: s
     free, total = scene.value(subject, "memory.free"), scene.value(subject, "memory.total")
     if free is None or not total:
         return None
+    # Katalyst's margins are absolute, by which a small node is always short.
     margin = min(float(config.margin_bytes), _MARGIN_PART * total)
     urgent = min(float(config.urgent_bytes), _MARGIN_PART * total)
     low = scene.value(subject, "memory.low")
@@ -85,6 +80,7 @@ def marks_of(config: NumaMemoryTriggerConfig, scene: EvictionContext, subject: s
         free=free,
         low=low,
         urgent=None if least is None else least + urgent,
+        # A page cache that fills the node leaves little free memory, too.
         dropped=cache is not None and cache >= config.droppable_percent / 100 * total,
         reclaimable=cache,
     )
@@ -105,6 +101,7 @@ def _judge(config: NumaMemoryTriggerConfig, scene: EvictionContext, memory: Mapp
             continue
         known = True
         if marks.critical:
+            # BE pods are evicted at once, and pods of all classes in the next pass.
             count = max(count, config.all_passes - 2)
         count = min(count + 1, config.all_passes) if marks.short else max(0, count - 1)
         counts[subject] = count

@@ -1,7 +1,6 @@
 """An online pool has more runnable tasks than CPUs, in most of a full ring of samples: one of its own pods is evicted.
 
-BE pods run elsewhere, so evicting one would not help; the pools of BE work, of dedicated pods and of the system are not
-evaluated. Unlike Katalyst, which divides by the full size of the ring at once: a ring that is not full has no result.
+The pools of BE work, of dedicated pods and of the system are not evaluated.
 
 Source: Katalyst, CPU eviction plugin, load strategy.
 """
@@ -62,6 +61,7 @@ def _judge(config: PoolLoadConfig, scene: EvictionContext, memory: Mapping[str, 
                 hard=ratio == config.hard_ratio,
                 evidence=f"{text}, above {ratio:g} in {above} of {config.samples} samples",
                 classes=(PodClass.RECLAIMED, PodClass.SHARED),
+                # BE pods run on other CPUs: to evict one would not help.
                 only=frozenset(uid for uid, pod in scene.frame.pods.items() if pod.pool == name),
             )
         )

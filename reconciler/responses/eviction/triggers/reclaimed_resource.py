@@ -1,9 +1,6 @@
 """The amount published for BE pods exceeds the CPU or memory that BE work has now by far.
 
-The present amount is the plan's own figure, from this node: Katalyst and koordlet read it from the API server. It
-follows online work within a second, so the maximum of the last minute counts; where nothing is known no pod is evicted
-(koordlet takes a missing figure for zero, and evicts all). Mid-tier requests of BE pods count: they run on the same
-CPUs. Those of online pods do not: what the API server promises them is not measured on the node.
+The present amount is the plan's own figure, from this node: Katalyst and koordlet read it from the API server.
 
 Source: Katalyst, reclaimed resource eviction plugin; Koordinator, qosmanager (allocatable).
 """
@@ -28,7 +25,10 @@ _SEEN: Final = 0.5
 
 
 def _most(scene: EvictionContext, signal: str, length_s: float) -> float | None:
-    """The most in the window; None where less than half of it has been seen."""
+    """The most in the window, as the figure follows online work within a second.
+
+    None where less than half of the window has been seen.
+    """
     if length_s <= 0:
         return scene.value(NODE, signal)
     if scene.mean(NODE, signal, length_s, _SEEN) is None:
@@ -37,6 +37,8 @@ def _most(scene: EvictionContext, signal: str, length_s: float) -> float | None:
 
 
 def _judge(config: ReclaimedResourceConfig, scene: EvictionContext, _memory: Since) -> Judged[float]:
+    # With mid-tier requests of BE pods, which run on the same CPUs. What online pods were promised of it by the API
+    # server is not measured on the node.
     pods = list(scene.pods(*RECLAIMED))
     pressures: list[Shortage] = []
     parts: list[str] = []
@@ -51,7 +53,7 @@ def _judge(config: ReclaimedResourceConfig, scene: EvictionContext, _memory: Sin
     ):
         there = _most(scene, signal, config.for_s)
         if there is None:
-            continue
+            continue  # koordlet takes a missing figure for zero, and evicts all
         available = format_amount(good, there).removesuffix(" requested")
         text = f"BE: {format_amount(good, requested)}, {available} available (threshold {ratio:g} times that)"
         parts.append(text)

@@ -1,7 +1,7 @@
 """Recent load of one place as a ring of samples of equal length, for triggers that act on a lasting load. Pure.
 
-A ring that is not full yet has no result: a mean over the full size would be too low at first. After a gap the ring
-starts again.
+A ring that is not full yet has no result: a mean over the full size, as in Katalyst, would be too low at first. After a
+gap the ring starts again.
 """
 
 from typing import Final

@@ -1,8 +1,4 @@
-"""A pod holds more memory than it has requested.
-
-For BE pods their request of batch or reclaimed memory counts: Katalyst skips every pod with a container that has no
-plain request, and so never evaluates a BE pod. A pod of which some container has no request at all is skipped: the sum
-would be too small. The pod may have a threshold of its own in an annotation.
+"""A pod holds more memory than it has requested. It may have a threshold of its own in an annotation.
 
 Source: Katalyst, memory eviction plugin, RSS overuse.
 """
@@ -35,7 +31,10 @@ def threshold(pod: PodSnapshot, ratio: float) -> float:
 
 
 def _request(pod: PodSnapshot) -> int | None:
-    """The whole pod's request; None where it has none, or not for each of its containers."""
+    """The whole pod's request; None where it has none, or not for each of its containers: the sum would be too small.
+
+    Of BE pods that of batch or reclaimed memory: Katalyst knows plain requests only, and never evaluates a BE pod.
+    """
     field = "memory_bytes" if pod.requests.batch_memory_bytes is None else "batch_memory_bytes"
     return None if field in pod.partial else memory_request(pod)
 

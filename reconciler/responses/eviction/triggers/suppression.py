@@ -1,10 +1,7 @@
 """BE pods whose tolerated ratio of BE requests to available CPU has been exceeded for long.
 
 The ratio is that of all BE requests to the CPU that BE can use; each pod has a tolerance of its own, and a time of its
-own for which that was exceeded without a break. While the ratio is unknown no pod's time runs.
-
-Faults of Katalyst that are avoided here: it rounds the sum of requests up to whole CPUs, remembers pods by their names
-(a new pod of an old name inherits its time), and never forgets a removed pod.
+own for which that was exceeded without a break. Katalyst rounds the sum of requests up to whole CPUs; not so here.
 
 Source: Katalyst, CPU eviction plugin, suppression strategy.
 """
@@ -66,11 +63,12 @@ def _positive(value: object) -> float:
 def _judge(config: SuppressionConfig, scene: EvictionContext, memory: Since) -> Judged[float]:
     supply = scene.value(NODE, "be.limit")
     if supply is None:
-        return not_measurable("be.limit"), {}
+        return not_measurable("be.limit"), {}  # while it is unknown no pod's time runs
     asking = {pod.uid: pod for pod in scene.pods(*RECLAIMED) if cpu_request(pod)}
     total = sum(cpu_request(pod) or 0 for pod in asking.values())
     tolerated = {uid: tolerance(pod, config.tolerance_ratio) for uid, pod in asking.items()}
     suffering = [uid for uid, most in tolerated.items() if total > most * supply]
+    # By uid: by name, as in Katalyst, a new pod would inherit the time of an old one.
     since = since_when(memory, suffering, scene.now)
     overdue = [uid for uid in suffering if scene.now - since[uid] >= config.for_s]
     relation = f"{fmt.number(total / supply)} times" if supply > 0 else "more than"
