@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class Severity(StrEnum):
-    """How loud, in the words of Prometheus' alert rules."""
+    """The severities of Prometheus' alert rules."""
 
     INFO = "info"
     WARNING = "warning"
@@ -16,7 +16,7 @@ class Severity(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Larger is louder."""
+        """Larger is more severe."""
         return list(Severity).index(self)
 
 

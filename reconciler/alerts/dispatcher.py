@@ -108,7 +108,7 @@ class DurableQueue:
             self._drop(notice.id)
 
     def stage(self, batch: StoreBatch, notice: Incident, to: Collection[str]) -> None:
-        """Put the row that `put` would make into a batch of the caller's, to be durable together with his."""
+        """Put the row that `put` would make into a batch of the caller's, so that both are durable together."""
         self._held.put(batch, notice.id, QueueRow(notice=notice, to=tuple(to), stored_s=self._clock()))
 
     def acknowledge(self, ids: Collection[str], sink: str) -> None:
@@ -156,6 +156,7 @@ class DurableQueue:
         self._held.write(batch, lambda: dict(self._rows))
 
     def _drop(self, newest: str) -> None:
+        # The oldest that is not critical, as rows are in the order of their age; else the oldest.
         others = (key for key in self._rows if key != newest)
         victim = min(others, key=lambda key: self._rows[key].notice.alert.severity is Severity.CRITICAL)
         del self._rows[victim]
@@ -285,7 +286,7 @@ class AlertDispatcher:
         couriers = [worker for name, worker in self._couriers.items() if only in {None, name}]
         return await try_sinks([(worker.setup, partial(worker.deliver_once, notice)) for worker in couriers])
 
-    # What there is
+    # Status
 
     def problems(self) -> list[str]:
         texts = [f"alerts to {worker.name}: {worker.problem}" for worker in self._couriers.values() if worker.problem]
@@ -383,7 +384,7 @@ class AlertDispatcher:
         """Keep the store up to date, and offer what has been stored."""
         while True:
             await self._soon.wait()
-            count = len(self._staged)
+            count = len(self._staged)  # what is staged while this is written is not in it
             good = await self._queue.flush()
             for _ in range(count):
                 self._offer(self._staged.popleft())

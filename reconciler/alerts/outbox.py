@@ -79,7 +79,7 @@ class _Record:
 
 @final
 class Outbox:
-    """One sink's. `offer` what there is, `take` what is due, then say `delivered`, `failed` or `dropped` of it."""
+    """One sink's. `offer` each alert, `take` those that are due, then call `delivered`, `failed` or `dropped`."""
 
     def __init__(self, name: str, rules: SinkRules, wall_offset_s: float = 0.0) -> None:
         """``wall_offset_s``: what makes ``now`` seconds since the epoch."""
@@ -129,7 +129,7 @@ class Outbox:
         return self._wants(notice, self._records.get(notice.id))
 
     def pending(self, key: str) -> bool:
-        """Whether something of this incident waits, or is on its way."""
+        """Whether an alert of this incident waits, or is being sent."""
         record = self._records.get(key)
         return record is not None and record.pending > 0
 
@@ -186,7 +186,7 @@ class Outbox:
         self._flying.clear()
         return done
 
-    # What there is
+    # Status
 
     @property
     def waiting(self) -> int:
@@ -244,7 +244,7 @@ class Outbox:
     def _came_back(self, ids: Collection[str] | None = None) -> Iterator[tuple[str, _Record, Incident, int]]:
         for key, (notice, pending) in self._flying.items():
             record = self._records.get(key)
-            # Dropped while it was on its way: it has been counted.
+            # Dropped while it was being sent: it has been counted.
             if record is not None and (ids is None or key in ids):
                 record.pending -= pending
                 yield key, record, notice, pending
@@ -277,7 +277,7 @@ class Outbox:
         del self._records[dropped.notice.id]
 
     def _forget(self, now: float) -> None:
-        """Let go of what can no longer matter, and of the oldest when there are too many."""
+        """Drop records that no longer matter; if none is so old, the older half of those of which nothing waits."""
         if len(self._records) <= KEPT // 2:
             return
         horizon = now - max(self.rules.repeat_s, STORM_S)

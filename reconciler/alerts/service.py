@@ -145,7 +145,7 @@ class AlertService:
         check_sink(self._config, only)
         return await (await self._load()).test(only, by)
 
-    # What there is
+    # Status
 
     def problems(self) -> list[str]:
         return self._teller.problems() if self._teller is not None else []
@@ -177,7 +177,7 @@ class AlertService:
         self._note(event_of(alert))
 
     async def _left(self) -> bool:
-        """Whether an earlier run left alerts to be let go."""
+        """Whether the store has alerts of an earlier run, which are to be sent or removed."""
         with suppress(StoreError):
             rows = await in_worker(self._store.rows, META, limiter=self._lane)
             return any(key.startswith("alert:") for key, _ in rows)

@@ -65,7 +65,7 @@ class SinkWorker:
 
     async def run(self) -> None:
         self._scope = trio.CancelScope()
-        self.outbox.failed()
+        self.outbox.failed()  # what a task that was stopped had taken waits again
         with self._scope:
             sink = await self._made()
             try:

@@ -1,4 +1,4 @@
-"""What is said of CPU sets, quotas and memory limits, from the state of their files and not from the plan.
+"""What is reported of CPU sets, quotas and memory limits: by the state of their files, not by the plan.
 
 A value that a group inside a container forbids (v1), or that the kernel refuses for another reason, is a problem of the
 node and of its pods: it names the pod, the group in the way, and the owner of exclusive CPUs on which BE work still
@@ -59,7 +59,7 @@ def bounds_status(reconciler: Reconciler) -> SourceStatus:
 
 
 def reasons_in_force(reconciler: Reconciler, reasons: Mapping[str, str]) -> dict[str, str]:
-    """The plan's reasons; of those that state a bound, the ones of which a file has another value say so instead.
+    """The plan's reasons; where a reason states a bound of which a file has another value, that is reported instead.
 
     In observe mode each of them is of the plan only.
     """
@@ -194,12 +194,12 @@ def _memory_problem(reconciler: Reconciler) -> str:
 
 
 def _may_be_said(status: SettingStatus) -> bool:
-    """False where the file does not hold the value, or is not there, although bypassd writes it and is not at it."""
+    """False where the file has another value, or does not exist, although bypassd has written it."""
     return status.state.is_settled() or status.state in _PLANNED
 
 
 _PLANNED: Final = frozenset({SettingState.WOULD_WRITE, SettingState.UNDER_WAY, SettingState.GONE})
-"""States about which the plan's reason says nothing wrong: nothing is written, or it is being done."""
+"""States in which the plan's reason is not wrong: nothing is written, or the write is under way."""
 
 
 def _floors(reconciler: Reconciler) -> Mapping[str, QuotaFloor]:

@@ -38,7 +38,7 @@ from state.model import PodClass
 _LOG: Final = get_log("cache")
 _GAP_S: Final = 0.2
 _ABSENT_S: Final = 10.0
-"""Between two looks for resctrl where there is none: most machines never have it."""
+"""Between two searches for resctrl where there is none: most machines never have it."""
 _ONLINE: Final = frozenset({PodClass.SHARED, PodClass.DEDICATED})
 
 
@@ -64,7 +64,7 @@ class CacheLoop(PeriodicActuator):
         self._actuator = make(self._worker.work)
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
-        """Remove our groups, put the default group's values back, take our mount away; or free one pod."""
+        """Remove bypassd's groups and mount, and restore the default group's values; or free one pod."""
         async with self._worker.restoring() as situation:
             return await self._actuator.restore(only, situation)
 

@@ -86,6 +86,7 @@ class CpusetRepair:
             if judge.hierarchy.version("cpuset") == 1:
                 directories = self._directories()
                 self._took(change.taken, directories)
+                # The kernel's own change of a file is then no foreign write.
                 judge.control_files.unplugged |= dict.fromkeys(change.taken, time.time())
                 if change.taken:
                     emptied = await self._emptied(knowledge.pods.values())

@@ -294,6 +294,7 @@ class HarmWatch:
         ceiling = self._state.ceiling_milli if self._state is not None else terms.top_milli
         low = is_quiet(used, ceiling, terms.floor_milli)
         since = self._quiet_since = quiet_since(self._quiet_since, now, quiet=low)
+        # What is waited while BE work falls asleep is not learned as waiting without it.
         quiet = since is not None and now - since >= config.settle_s
         levels: dict[str, float] = {}
         for uid, waiting in waits.items():

@@ -196,7 +196,7 @@ class Inventory:
 
     @property
     def removed(self) -> int:
-        """How many containers' groups have gone since the start."""
+        """How many containers' groups were removed since the start."""
         return self._removed
 
     def owner(self, container_id: str) -> str | None:
@@ -354,7 +354,7 @@ class Inventory:
         )
         before, rules = self._assembled.get(dirs.uid), self._rules()
         if before is not None and before[1] is rules and before[0] == known:
-            # Nothing is new: what the pod's texts say is not read again.
+            # Nothing is new: the pod's labels and annotations are not parsed again.
             return before[2]
         pod = assemble(known, rules)
         if pod.classification.last is not None:

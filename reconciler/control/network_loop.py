@@ -95,7 +95,7 @@ class NetworkLoop(PeriodicActuator):
         self._links: dict[str, tuple[int, int]] = {}
         """By interface: its index, and the speed that its driver reported last."""
 
-    # The seam
+    # As `AuxiliaryActuator`
 
     @property
     def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
@@ -194,7 +194,7 @@ class NetworkLoop(PeriodicActuator):
             return
         _, bounds, unknown = await self._known(next(request for request in wish.interfaces if request.name == by))
         line = self.lines.get(by, LinkState()) if sent else self.received
-        # Our device starts with what BE always gets: an unknown takes no risk.
+        # The device starts with what BE always gets: nothing is known yet of online work's use.
         await pods.bring(
             situation,
             rate=line.pods_ceiling or (bounds.floor if bounds is not None else 0),

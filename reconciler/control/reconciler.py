@@ -487,7 +487,7 @@ class Reconciler:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-        """No pass runs within the block; marks are kept for afterwards. The value lets one run that waits."""
+        """No pass runs within the block; marks are kept. Calling the value lets a pass that waits run."""
         async with self._one_look:
             yield self._let_pass
 
@@ -598,6 +598,7 @@ class Reconciler:
             fresh = container is not None and reported and container.id not in self._found
             target = GroupTarget(group=group, settings=settings, pod_uid=pod.uid, container=container, signalled=fresh)
             if reported:
+                # The runtime's last write makes the original, not what the group has had since its mkdir.
                 self.actuator.rebase(target)
             targets.append(target)
         return targets
@@ -633,7 +634,7 @@ class Reconciler:
         for delay in self._verify:
             heapq.heappush(self._later, (at + delay, container_key(cid)))
 
-    # Small things
+    # The ledger and the groups
 
     def _prune(self) -> None:
         """After a full pass: drop the ledger's rows of groups that were removed. An undetermined group is kept."""

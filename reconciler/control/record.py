@@ -278,7 +278,7 @@ _LOG: Final = get_log("agent")
 
 
 def was_killed(store: Store) -> bool:
-    """Whether the last daemon on this store ended without a word. Only true when none runs now."""
+    """Whether the last daemon on this store ended without a stop. Meaningful only while none runs."""
     return any(key == RUNNING for key, _ in store.rows(META))
 
 

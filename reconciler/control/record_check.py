@@ -281,6 +281,7 @@ def _groups_of(text: str) -> Iterator[tuple[set[str], str]]:
 
 def _start_of(stat: str) -> int:
     """Clock ticks from boot to a process's start. Source: proc(5). Errors: `ValueError`, `IndexError`."""
+    # Field 22. The name before the last parenthesis may have blanks and parentheses.
     return int(stat.rpartition(")")[2].split()[19])
 
 

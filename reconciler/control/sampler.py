@@ -266,7 +266,7 @@ class Sampler:
         plan, interval_s = self._interval
         if plan is not self._reconciler.plan:
             interval_s = self.interval_s(now)
-        second = now - self._sampled_at >= interval_s * 0.9
+        second = now - self._sampled_at >= interval_s * 0.9  # a beat that is a little early is on time
         return second or self.bursts.interval_s() is not None or self._before is not None or self.problem is not None
 
     def tick(self, now: float, *, fast: bool) -> None:

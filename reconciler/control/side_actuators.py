@@ -111,7 +111,7 @@ class SideActuators:
         return [Component(name=side.name, run=side.run) for side in self.all]
 
     def cache_use(self) -> CacheUsage | None:
-        """What is measured of caches and memory bandwidth, by whichever of them measures it; None: by none, now."""
+        """Measured use of caches and memory bandwidth; None: no actuator measures it now."""
         return next((use for side in self.all if (use := side.measured())), None)
 
     def mark(self) -> MarkStatus | None:
@@ -123,7 +123,7 @@ class SideActuators:
         return frozenset[str]().union(*(side.notified() for side in self.all))
 
     def idle_containers(self) -> frozenset[str]:
-        """The group paths of the containers whose threads all are in the idle class, if this kernel heeds it.
+        """The group paths of the containers with all threads in the idle class, if this kernel applies it.
 
         A thread with another policy of its own, and a sweep that has not come to a container yet, leave it out.
         """
@@ -223,7 +223,7 @@ async def _undo(row: _ActuatorRow, context: OfflineContext) -> Sequence[RestoreR
 
 
 async def _restore_private(root: str, only: str | None) -> Sequence[RestoreResult]:
-    """The groups in which pods' pressure was counted: no actuator's and without a row, they have our names."""
+    """The groups in which pods' pressure was counted. They are in no ledger, and found by bypassd's names."""
     from reconciler.signals.privatepsi import restore_groups
 
     await trio.lowlevel.checkpoint()
@@ -234,5 +234,5 @@ async def _restore_private(root: str, only: str | None) -> Sequence[RestoreResul
 
 
 def _is_this_machine(root: str) -> bool:
-    """Whether a node is the one that we run on, and no copy: what is set by system call is set here, by thread id."""
+    """Whether this is the node that bypassd runs on, not a copy: a system call acts on this machine's thread ids."""
     return boot_id(root) == boot_id() != ""

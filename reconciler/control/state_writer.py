@@ -70,7 +70,7 @@ class StateWriter:
         self.problem: str | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Flush at intervals, and again at the end, with the word that the end was a clean one."""
+        """Flush at intervals, and again at the end; then remove the row by which the next run knows of a kill."""
         task_status.started()
         await self._mark(running=True)
         checked = trio.current_time()

@@ -117,5 +117,5 @@ class Timelines:
         return not would_write and any(state.is_settled() for state in states), would_write
 
     def _saw_creation(self, timeline: Timeline) -> bool:
-        """False for containers that were there before us: their signal was long ago."""
+        """False for containers that are older than this run: their signal was long ago."""
         return timeline.seen_at >= self._ready_at > 0.0

@@ -137,7 +137,7 @@ class Agent:
         self.alerts.reconfigure(config.alerts, config.apiserver)
         self.headroom.reconfigure(config.headroom)
         self.sources.reconfigure(config)
-        if not paused:
+        if not paused:  # the restore has suspended it
             self.interference.reconfigure(config)
         self.accounts.reconfigure(config)
         self.commands.reconfigure(config)
@@ -145,7 +145,7 @@ class Agent:
         self.hub.changed.mark_all("reload")
 
     def close(self) -> None:
-        """Thaw what we have frozen, and give the store back."""
+        """Thaw what bypassd has frozen, and close the store."""
         self.record.close()
 
 

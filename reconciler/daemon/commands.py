@@ -163,6 +163,7 @@ class Commands:
         # The pod counts as online then: neither the quota of the besteffort directory nor a response bounds it, and the
         # other BE pods get quotas of their own, as beside any online pod in that directory.
         budget = request.budget and (pod.pod_class is PodClass.RECLAIMED or (before is not None and before.budget))
+        # Before the restore, after which a pass would set the values again.
         hold = await self._holds.put(
             Hold(target=target, reason=request.reason, by=request.by or "unknown", until=until, budget=budget)
         )

@@ -83,7 +83,7 @@ class ConfigInForce:
         return decision is not None and not decision.covers(self._wall())
 
     async def decide(self) -> bool:
-        """Decide the window anew: whether another one is in force. Errors: `ConfigError`; unchanged then."""
+        """Decide the window again; True if another one is in force. Errors: `ConfigError`; unchanged then."""
 
         def decided(before: _Composed, at: float) -> _Composed:
             after = _redecided(before.decided, at)
@@ -148,7 +148,7 @@ class ConfigInForce:
 
     def _take(self, composed: _Composed) -> None:
         if composed.kept is not self._kept:
-            # The control plane's settings have changed while a worker was at it.
+            # The control plane's settings have changed while a worker composed this.
             composed = _composed(composed.decided, self._kept)
         self._now = composed
         config = composed.config

@@ -204,7 +204,7 @@ class Daemon:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 15):
                 await self._end(agent)
             self.agent = self.supervisor = None
-            TIMER.ask(bool)
+            TIMER.ask(bool)  # without an agent nothing is unread
 
     async def _renew(self, wanted: trio.Event, supervisor: Supervisor) -> None:
         """End the present agent for a new one when what it is built from has changed, but not often."""
@@ -546,6 +546,7 @@ def _serve_by_turns(loaded: Loaded, path: str, options: argparse.Namespace, stop
             return
         took_over, loaded = True, daemon.in_force.loaded
         malloc.free_earlier()
+        # The files may have changed meanwhile; with an error in them the configuration of the last daemon counts on.
         with suppress(ConfigError):
             loaded = load.load(path, required=options.config is not None)
 
@@ -580,7 +581,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 
 def _problem_text(log: BoundLog, errors: Sequence[BaseException]) -> int:
-    """Say each error once, and what the process ends with."""
+    """Log each error; the exit code of the process."""
     for error in errors:
         log.error(str(error))
     if any(isinstance(error, AlreadyRunningError | NotHandedOverError) for error in errors):

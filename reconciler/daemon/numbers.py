@@ -54,6 +54,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
     pods: list[PodMetrics] = []
     if agent.config.http.pod_metrics:
         cache = agent.sides.cache_use()
+        # Beyond the limit BE pods are left out first.
         ordered = sorted(pods_in_order(agent), key=lambda pod: not pod.pod_class.online)
         for pod in ordered[: agent.config.http.pod_metrics_limit]:
             pods.append(_pod_metrics(agent, pod, cache))

@@ -310,6 +310,7 @@ class NodeSources:
 
     def _use_holds(self, holds: Mapping[str, Hold]) -> None:
         self._holds = holds
+        # Without a mark: the control loop reconciles every pod after a change of the holds.
         if (rules := self._read_rules()) != self.rules:
             self.rules = rules
 

@@ -109,9 +109,9 @@ IDENTITY: Final = ("schema", "kind", "source", "at")
 _HISTORY: Final = 200
 """Rows of the history in one document."""
 _SEARCHED: Final = 10_000
-"""Newest rows in which those of a pod are looked for: beside 500 pods, 200 rows are a minute or two."""
+"""Newest rows that are searched for those of a pod: of 500 pods, 200 rows are a minute or two."""
 _FEW_PODS: Final = 32
-"""As many uids are looked for besides the texts, of which a name finds every row that has the pod's title."""
+"""So many uids are searched for besides the texts; a name finds every row that has the pod's title."""
 _NAMES: Final = 4
 """At most, before a problem's text."""
 _LINES: Final = 20

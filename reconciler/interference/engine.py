@@ -184,6 +184,7 @@ class InterferenceEngine:
             ascents.append(RuleFindings(rule=name, shadow=shadow, responses=rule.allowed, findings=tuple(findings)))
         self._watches = watches
         changes: tuple[EscalationChange, ...] = ()
+        # Nothing is done before rates and windows have a past.
         if frame.at_s - self._first_s >= self.config.settle_s:
             self.ladder, changes = advance(
                 self.ladder,

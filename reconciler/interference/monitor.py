@@ -205,7 +205,7 @@ class InterferenceMonitor:
             self._tasks = None
             self._samples.put(None)
             self._publish(Restrictions())
-            self._closing_past = self._past_closing()
+            self._closing_past = self._past_closing()  # before it is forgotten: the next run counts its age on
             self._forget("interference detection stopped")
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_S):
                 await self._keep(self._clock())
@@ -310,10 +310,10 @@ class InterferenceMonitor:
             or any(case.open for case in self.cases())
         )
 
-    # Seeing
+    # The frame
 
     async def _configure(self) -> None:
-        """Go by the newest configuration; readers that are no longer needed give back what they hold."""
+        """Use the newest configuration; readers that are no longer needed are closed."""
         config = self._in_use()
         if config is self._config:
             return
@@ -425,7 +425,7 @@ class InterferenceMonitor:
             known = self._created[pod.uid] = pod.group.inode, made
         return known[1]
 
-    # Acting
+    # Responses
 
     def _allowed(self, measures: Restrictions) -> Restrictions:
         """Without freezing a pod that is being ended: a frozen process neither handles a signal nor exits."""
@@ -518,7 +518,7 @@ class InterferenceMonitor:
         if self._followed or self._cached:
             self._samples.put(frame, followed=self._followed)
 
-    # Remembering
+    # The store
 
     def _past_closing(self) -> ClosingPast:
         if self._closing_past is not None:
@@ -542,7 +542,7 @@ class InterferenceMonitor:
             return
         self._saved = kept
 
-    # For people
+    # Status
 
     def cases(self) -> Sequence[EvictionCase]:
         """Evictions under way, and the last that ended."""

@@ -51,7 +51,7 @@ class ClosingState(Struct, frozen=True, kw_only=True):
     """What is remembered between two moments. Times are of the frame's clock.
 
     ``closed``: None: the node is open. ``calm_s``: since when no cause is left. ``spent``: it was opened by its age,
-    and the causes are not gone yet. ``first_s``: when an earlier run closed it; until no cause is left for
+    and the causes are not over yet. ``first_s``: when an earlier run closed it; until no cause is left for
     ``reopen_s``.
     """
 
@@ -123,6 +123,7 @@ def advance(
         state = replace(state, calm_s=at_s, spent=state.spent and state.first_s is not None)
     if state.first_s is not None and state.calm_s is not None and at_s - state.calm_s >= config.reopen_s:
         state = replace(state, first_s=None, spent=False)
+    # Over before it is closed again: it is not closed for a moment only.
     if state.first_s is not None and at_s - state.first_s >= config.longest_s:
         state = replace(state, spent=True)
     closed = state.closed

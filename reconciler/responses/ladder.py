@@ -145,6 +145,7 @@ class _Escalation:
         key = f"{ascent.rule} {finding.victim}"
         climb = self._before.pop(key, None)
         if climb is not None and climb.shadow != ascent.shadow:
+            # A rule that enforces from now on, or no longer does, begins without steps.
             self._before[key] = climb  # reported as ended by `end`
             climb = None
         if climb is None:
@@ -159,6 +160,7 @@ class _Escalation:
             case Verdict.OK:
                 climb = self._deescalate(self._has_taken_effect(climb, finding))
             case _:
+                # Unknown is not ok: the calm time starts again.
                 climb = replace(climb, calm_s=None)
         if climb.steps or finding.verdict is not Verdict.OK:
             self._after[key] = climb
@@ -175,6 +177,7 @@ class _Escalation:
                 return climb
             larger = None if climb.shadow or self._better(waiting, finding) else intensified(waiting)
             if larger is not None:
+                # Its ``severity`` stays that of before the small step: the effect of both together is evaluated.
                 larger = replace(larger, at_s=self._frame.at_s)
                 self._tell(Transition.APPLIED, climb, f"{larger.describe} ({_by(waiting, finding)})", larger)
                 return _with(climb, waiting, larger)

@@ -21,7 +21,7 @@ from state.measures import Response
 from state.model import PodClass
 
 SIGNALS: Final = ("be.budget", "be.use", "cpu.use", "memory.use", "disk.read", "disk.write")
-"""What the sizes of steps go by."""
+"""The sizes of steps follow from these."""
 _MOST_OF_IT: Final = 0.5
 _LEAST_CPU_MILLI: Final = 50
 """With less a squeezed pod cannot even end in its grace period."""

@@ -171,7 +171,7 @@ class CaseRunner:
         self._tools = tools
         self._changed = changed
         self._tree: Subtree | None = None
-        # What an earlier run was at; None as soon as we are past it.
+        # The step of an earlier run; None once this run is past it.
         self._resumed: EvictionStep | None = case.step if case.step is not EvictionStep.PLANNED else None
         self._stepped: float | None = None
         self._way: EvictionMethodName | None = case.means
@@ -254,7 +254,7 @@ class CaseRunner:
             with Subtree.open(self._tools.hierarchy, case.target.group) as tree:
                 case = replace(case, target=replace(case.target, inodes=tree.inodes))
         except CgroupError as exc:
-            self._broken = str(exc)
+            self._broken = str(exc)  # in the journal all the same; `run` ends it
         case = replace(case, boot=self._tools.boot, begun_s=now, step_s=now)
         await self._write(case, planned_alert(case))
 
@@ -350,7 +350,7 @@ class CaseRunner:
             await self._write(replace(self._case, announced=True), unguarded_alert(self._case, self._tools.clock()))
 
     async def _ask_again(self) -> None:
-        """What the API server did not let us ask before the turn of others may be possible now."""
+        """Request the eviction once more: while others had the turn the API server may have become reachable."""
         for way in self._tools.ways:
             if way.means is EvictionMethodName.API:
                 left = tuple(means for means in self._case.left if means is not way.means)

@@ -101,7 +101,7 @@ class Evictor:
         self._loaded = False
         self.reconfigure(config)
 
-    # For who decides
+    # For the eviction planner
 
     def submit(self, order: EvictionOrder) -> None:
         """Have an order carried out. An order for an unknown pod, or for one that is being evicted, is dropped."""
@@ -247,7 +247,7 @@ class Evictor:
                 await trio.sleep(_CLOSING_POLL_S)
 
     def _is_critical(self, order: EvictionOrder) -> bool:
-        """Measured now; at the start what the order says, while it is recent."""
+        """By the last measurement; before the first by the order itself, while it is recent."""
         if self._critical is None:
             return order.critical and abs(self._clock() - order.decided_s) <= _RECENT_S
         return (order.cause, order.subject) in self._critical

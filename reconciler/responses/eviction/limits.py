@@ -49,7 +49,7 @@ class EvictionRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def open(self) -> bool:
-        """True while its victim may be on its way."""
+        """True while its victim may still be ending."""
         return self.outcome is None
 
 
@@ -195,7 +195,7 @@ def room(config: LimitsConfig, past: EvictionHistory, now: float) -> Allowance:
 def owner_room(config: LimitsConfig, past: EvictionHistory, frame: SampleFrame) -> dict[str, int]:
     """How many pods may be evicted, by owner of the pods on this node.
 
-    The share is that of the pods that there were: those here now, and those that went in the last ten minutes.
+    The share is of the pods that exist now and those that were evicted in the last ten minutes.
     """
     since = frame.at_s - _TEN_MINUTES_S
     gone: dict[str, set[str]] = {}

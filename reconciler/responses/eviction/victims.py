@@ -25,7 +25,7 @@ from state.evidence import PodSnapshot
 from state.model import PodClass
 
 _RETURNS = frozenset({"DaemonSet", "Node"})
-"""``Node`` owns the API server's picture of a static pod."""
+"""``Node`` owns the mirror pod of a static pod."""
 _CLASSES: Final = {PodClass.RECLAIMED: 0, PodClass.SHARED: 1, PodClass.DEDICATED: 2}
 _EVICTION_PRIORITY: Final = "koordinator.sh/eviction-priority"
 _PRIORITY_LABEL: Final = "koordinator.sh/priority"

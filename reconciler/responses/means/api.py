@@ -125,7 +125,7 @@ class ApiEviction:
         self._version: str | None = None
 
     def unusable(self, case: EvictionCase) -> EvictionResult | None:
-        """For static pods the API server has only a picture of them, which no disruption budget guards."""
+        """Of a static pod the API server has only a mirror pod, which no disruption budget guards."""
         if case.target.static:
             return EvictionResult(detail="static pod: the API server holds only a mirror pod")
         why = self._api.unreachable()
@@ -210,7 +210,7 @@ class ApiEviction:
         return EvictionResult(detail=f"the pod does not exist at the API server, but it runs ({message})", unasked=True)
 
     async def _once(self, work: EvictionWork) -> EvictionReply:
-        """One request; two where the version was not what we took it for. Errors: `SourceError`."""
+        """One request; two where the assumed version was wrong. Errors: `SourceError`."""
         version = await self._find_version()
         reply = await self._post(work, version)
         if reply.said is EvictionAnswer.NO_SUCH_VERSION:

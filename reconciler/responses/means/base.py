@@ -76,7 +76,7 @@ class EvictionWork(Protocol):
 
     @property
     def resumed(self) -> EvictionStep | None:
-        """The step of this very way at which an earlier run of the daemon ended; None: it begins afresh."""
+        """The step of this method at which an earlier run of the daemon ended; None: it starts at the beginning."""
 
     @property
     def tree(self) -> Subtree: ...

@@ -12,7 +12,7 @@ from state.eviction import EvictionMethodName
 NOTICE_ANNOTATION: Final = "bypassd/eviction-notice"
 """A pod's own setting: ``none``, ``volume:NAME`` or ``signal:SIGUSR1``."""
 
-# A pod's pause process heeds the first three, and the pod ends with it.
+# A pod's pause process handles the first three, and the pod ends with it.
 _ENDING: Final = frozenset(
     {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGKILL, signal.SIGSTOP, signal.SIGQUIT, signal.SIGABRT}
 )

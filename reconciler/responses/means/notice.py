@@ -36,7 +36,7 @@ class NoticeRequest(Struct, frozen=True, kw_only=True):
 
 
 def parse_request(config: NoticeConfig, annotation: str | None) -> tuple[NoticeRequest, str]:
-    """What the configuration and the pod's own annotation say together, and a message about a useless one. Pure.
+    """The request by the configuration and the pod's own annotation, and a message about an invalid one. Pure.
 
     A pod cannot choose a command: that would be run as root on the node.
     """

@@ -47,6 +47,7 @@ def read_stat(pid: int, proc: str = "/proc") -> ProcessStat | None:
     fields = rest.split()
     if not closed or len(fields) < 20:
         return None
+    # Fields 4, 9 and 22: ``rest`` begins with field 3.
     parent, flags, start = (digits(fields[at]) for at in (1, 6, 19))
     if parent is None or flags is None or start is None:
         return None
@@ -54,7 +55,7 @@ def read_stat(pid: int, proc: str = "/proc") -> ProcessStat | None:
 
 
 class ProcessHandle(Struct, frozen=True):
-    """One process that we have hold of. ``number``: its pidfd, -1 on a kernel without."""
+    """One opened process. ``number``: its pidfd, -1 on a kernel without."""
 
     pid: int
     stat: ProcessStat
