@@ -27,7 +27,7 @@ _MOST_READ: Final = 1000
 _MOST_PODS: Final = 32
 """Pods read at once: a listing takes some 10 us."""
 _THROTTLED: Final = 0.2
-"""From this share of the time on the quota is why a start is late."""
+"""A start that is late was throttled for at least this share of the time if the quota is the cause."""
 _MOST: Final = 1000
 """Starts watched at once: a burst of more is not reported one by one anyway."""
 

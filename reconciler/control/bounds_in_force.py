@@ -299,11 +299,11 @@ _COST: Final[Mapping[str, str]] = {
     "cpu.quota": "the CPU limit of one of its containers does not hold",
     "cpu.set": "it runs on the CPUs of other pods",
 }
-"""At whose cost a setting is missing, by knob."""
+"""By knob, which pods bear the cost of a missing setting."""
 
 
 def sandboxed_status(refusals: Mapping[str, Sequence[Refusal]], pods: Mapping[str, Pod]) -> SourceStatus:
-    """Whether each setting of such a pod is in force at its directory; if not, which are not, and at whose cost."""
+    """Whether each setting of such a pod is in force at its directory; else those that are not, with their cost."""
     known = ((pods.get(uid), refused) for uid, refused in sorted(refusals.items()))
     texts = [text for pod, refused in known if pod is not None and (text := sandboxed_text(pod, refused))]
     detail = first_of(texts, _SHOWN_PODS, "pods") or "every setting is applied to the pod as a whole"
@@ -311,7 +311,7 @@ def sandboxed_status(refusals: Mapping[str, Sequence[Refusal]], pods: Mapping[st
 
 
 def sandboxed_text(pod: Pod, refused: Sequence[Refusal]) -> str:
-    """What one such pod lacks, and who pays for it; empty: nothing."""
+    """The settings that one such pod cannot have, and the cost for others; empty: it has all."""
     knobs = sorted({refusal.setting.knob for refusal in refused if refusal.rule == SANDBOXED})
     costs = "; ".join(f"no {knob}{f' ({cost})' if (cost := _COST.get(knob)) else ''}" for knob in knobs)
     return f"{pod.title} in {pod.sandbox}: {costs}" if costs else ""

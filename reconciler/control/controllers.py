@@ -53,7 +53,7 @@ class ControllerCheck:
         self._files = files
         self._repaired: dict[str, list[float]] = {}
         self._missing: list[tuple[str, str]] = []
-        """By directory, as text."""
+        """Directory, and the text of its problem."""
 
     async def check(self, pods: Mapping[str, Pod]) -> bool:
         """Check every directory and repair what is safe; True when something was put back."""
@@ -91,7 +91,7 @@ class ControllerCheck:
         return SourceStatus(name=NAME, ok=not self._missing, age_s=0.0, detail=detail)
 
     def problems(self, path: str) -> list[str]:
-        """The same of the directories above one group and of its own, as text."""
+        """The problems of the directories above one group, and of its own."""
         return [text for at, text in self._missing if at in ("/", path) or path.startswith(f"{at}/")]
 
     async def _repair(self, path: str, lacks: list[str]) -> str:

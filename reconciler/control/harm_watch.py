@@ -75,7 +75,7 @@ class HarmWatch:
         self._chosen: dict[str, Pod] = {}
         self._at = self._chosen_at = float("-inf")
         self._interval: tuple[HarmState | None, HarmTerms | None, float] = None, None, 0.0
-        """What `interval_s` has worked out, for this state and these terms."""
+        """The last result of `interval_s`, with the state and the terms that it is for."""
         self._chosen_of: tuple[NodeView | None, CpuSet] = None, EMPTY
         """The node and the CPUs of the law by which they were chosen."""
         self._pods: dict[str, PodJudgement] = {}

@@ -105,9 +105,9 @@ class HostWatch:
 
 
 _SHOWN_S: Final = 5.0
-"""Where no law needs the readings."""
+"""Between two readings where no law needs them."""
 _SOON: Final = 3
-"""So many rounds after the start are a second apart all the same: then what is shown is known."""
+"""The first rounds after the start are a second apart in any case, so that `status` has values soon."""
 _BUSY_MILLI: Final = 10
 """From this use on another group competes for the CPU."""
 

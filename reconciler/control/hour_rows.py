@@ -2,8 +2,7 @@
 
 The wall clock may be wrong for a while: a node without a battery boots years behind and is set right by NTP minutes
 later; a person sets it wrong and back. So the rows of this boot are moved with every step of the clock, also one while
-the daemon was down, and rows that are too old or in the future are deleted only where the clock has not been stepped
-for a day. Rows of earlier boots remain where they are. Their number is bounded by `_SPARE` whatever the clock does.
+the daemon was down, and none is deleted by a clock that was stepped lately.
 """
 
 import time
@@ -118,6 +117,7 @@ class HourRows(Generic[T]):
         return min(max(0, int(self._wall())) // HOUR_S, _LATEST)
 
     def _move(self, moved: int) -> None:
+        """Move the rows of this boot by so many hours; of earlier boots nothing is known, and they remain."""
         rows = {at: self.hours.pop(at) for at in sorted(self._mine) if at in self.hours}
         self._mine = set()
         for before, row in rows.items():
@@ -132,11 +132,12 @@ class HourRows(Generic[T]):
         self._mine.add(at)
 
     def _prune(self, days: int) -> None:
-        """Delete what is too old or in the future, by a clock that is taken for right; else only what is too much."""
+        """Delete rows that are too old or in the future, if the clock was not stepped for a day."""
         now, wanted = self.present(), 24 * days
         if self._uptime() - self._clock.stepped_s >= STEADY_S:
             dropped = [at for at in self.hours if not 0 <= now - at < wanted]
         else:
+            # By number only: what the clock calls too old or future may be neither.
             dropped = sorted(self.hours, key=lambda at: abs(now - at))[_SPARE * wanted :]
         for at in dropped:
             del self.hours[at]

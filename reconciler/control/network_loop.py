@@ -40,7 +40,7 @@ from state.network import ByteCounters, Direction, InterfaceRequest, LinkLimits,
 
 _LOG: Final = get_log("network")
 _LEFT_S: Final = 10.0
-"""How often taking away is tried again that was refused."""
+"""Between two tries to remove a tree whose removal was refused."""
 _EARLY: Final = 0.9
 """Share of the interval: a reconcile pass that comes sooner does not run the law's next step."""
 _PODS: Final = (RealPodTc(Direction.SENT), RealPodTc(Direction.RECEIVED))
@@ -83,7 +83,7 @@ class NetworkLoop(PeriodicActuator):
         self.lines: dict[str, LinkState] = {}
         """By interface."""
         self.received = LinkState()
-        """Of the interface through which pods leave: what it receives."""
+        """The state of what the interface receives through which pods leave."""
         self._altering: set[str] = set()
         """Interfaces of which the kernel had other rates than those set last, in the last round."""
         self._clock = clock

@@ -345,7 +345,7 @@ class PublishedRow:
         self._node = node
         noted = read_published(store)
         self.renamed = None if noted is None or noted.node == node else noted
-        """What was published under another name that this node had."""
+        """The object that was published under an earlier name of this node."""
         self.target = None if noted is None or self.renamed is not None else noted.target
 
     async def note(self, target: ClusterTarget | None) -> None:
@@ -466,7 +466,7 @@ class NodeHeadroom:
         return minute
 
     def mode_changed(self) -> None:
-        """What is published is withdrawn in a mode that writes nothing."""
+        """In a mode that writes nothing the publisher withdraws the headroom."""
         self.publisher.changed()
 
     def status(self) -> dict[str, object]:

@@ -27,7 +27,7 @@ READ_FOR_PODS: Final = (
     *("pods", "kubelet", "actual", "measures", "lent_us", "be_bonus", "uses", "topology", "kubepods_cpus", "disks"),
     *("knobs", "quota_floors", "scheduler"),
 )
-"""Of a view, what a pod's settings may follow from beside the plan, and the node's amounts of memory."""
+"""The fields of a view from which a pod's settings may follow, beside the plan and the node's amounts of memory."""
 _Wishes = list[tuple[int, Setting]]
 
 # For a limit the tighter of two wishes keeps both policies' promises; for anything else the precedence decides.
@@ -150,8 +150,8 @@ def _as_a_whole(pod: Pod, wishes: _Wishes) -> tuple[_Wishes, list[Refusal]]:
     """A pod in a machine or kernel of its own is bounded at its directory.
 
     No group inside has one container's processes. Sets inside follow the directory's: on v1 it cannot be smaller than
-    those below it. What the directory has no setting for is refused, as it would be kept for
-    an empty group; no limit, and none of something, is what an empty group has.
+    those below it. A setting that the directory does not have is refused, as it would be written to an empty group; no
+    limit, and 0 of something, is what an empty group has.
     """
     whole = {setting.knob for _, setting in wishes if setting.container_id is None}
     kept, unkept = _Wishes(), dict[tuple[str, str | None], Refusal]()

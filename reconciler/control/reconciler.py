@@ -100,7 +100,7 @@ class Reconciler:
         self.plan = plan
         """The last plan; None before the first pass without an earlier run's."""
         self.view: NodeView | None = None
-        """What it was made of; None before the first pass."""
+        """The view that the last plan was made from; None before the first pass."""
         self.refusals: dict[str, tuple[Refusal, ...]] = {}
         self.wanted: dict[str, Wanted] = {}
         """By pod uid; the directories above the pods under ``""``."""
@@ -138,7 +138,7 @@ class Reconciler:
         self._unlisted: str | None = None
         self._moved = self._regrouped = self._reweighted = False
         self._beside: tuple[int, bool, bool, bool] | None = None
-        """What settings of all BE pods depend on, beside the plan."""
+        """Facts of the view from which settings of all BE pods follow, beside the plan."""
         self._starts: set[str] = set()
         self._due: float | None = None
         self._kubelet = kubelet
@@ -279,7 +279,7 @@ class Reconciler:
             judge = self.actuator.judge
             judge.control_files.covered = await in_worker(covered, judge.hierarchy)
             if await self.controllers.check(self.inventory.pods):
-                # What the kernel offers here is probed again.
+                # The kernel offers more files now: they are searched again.
                 self.inventory.take(knobs=frozenset())
             await self.earlier_run.check()
         view, plan, moved = self._plan_node()
@@ -295,7 +295,7 @@ class Reconciler:
                 self._load_directories()
             targets += self._plan_parents(view, plan)
         if starts & plan.starts.pods:
-            # At once: what starts is throttled until then. It only loosens.
+            # Before all others: a start is throttled until then. A start allowance only loosens.
             await self.actuator.apply(targets)
             targets = []
         slices = TimeSlice()
@@ -411,7 +411,7 @@ class Reconciler:
         view, plan, moved = self._plan_node()
         if before is not None and before.capacities != plan.capacities:
             self._planned(view, plan)
-        # The pass plans again, and must find the difference again.
+        # Kept for the pass that follows: it plans again, and finds no difference to this plan.
         self._moved = self._moved or moved
         return moved or bool(self._starts) or self._reweighted
 

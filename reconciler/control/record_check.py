@@ -82,7 +82,7 @@ class LimitCheck:
         self._ledger = ledger
         self._before: frozenset[_Difference] = frozenset()
         self._above: dict[str, CpuSet] = {}
-        """By path, the CPUs in effect of directories in this check."""
+        """The CPUs in effect of directories, by path, read once in each check."""
         self._lasting: tuple[_Difference, ...] = ()
         self.has_new = False
         """Whether the last check has found a difference that the one before had not."""

@@ -115,7 +115,7 @@ class SideActuators:
         return next((use for side in self.all if (use := side.measured())), None)
 
     def mark(self) -> MarkStatus | None:
-        """What became of the mark of a closed node; None: none is wanted."""
+        """The state of the mark of a closed node; None: no mark is wanted."""
         return next((status for side in self.all if (status := side.mark())), None)
 
     def notified(self) -> frozenset[str]:

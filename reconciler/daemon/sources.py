@@ -159,7 +159,7 @@ class NodeSources:
         self.rules = self._read_rules()
         """The class rules in force, those of freed pods among them."""
         self._keyed: tuple[Config, ClassRules] = config, self.rules
-        """Of what the keys in use were read."""
+        """The configuration and the rules of which the keys in use were read."""
         self.marks.use(read_keys(*self._keyed))
         self.kubelet_watch = KubeletWatch(
             place.kubelet,
@@ -283,7 +283,7 @@ class NodeSources:
         if self.pods.find_runtime():
             self._hub.changed.mark_all("runtime")
         rules = self._read_rules()
-        # To look for them in all of the configuration takes as long as ten passes of the loop.
+        # Only after a change: to search the whole configuration for keys takes as long as ten passes of the loop.
         if self._keyed[0] is not self._config or self._keyed[1] != rules:
             self._keyed = self._config, rules
             if self.marks.use(read_keys(self._config, rules)):

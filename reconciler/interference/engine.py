@@ -109,7 +109,7 @@ class InterferenceEngine:
         self.history = History()
         self.ladder = EscalationMemory(useless=remembered.useless if remembered is not None else {})
         self.evidence = EvidenceMemory(records=remembered.records if remembered is not None else {})
-        # By rule, by victim.
+        # By rule, then by victim.
         self._watches: dict[str, dict[str, RuleState]] = {}
         self._learned: dict[str, Struct] = _learned(remembered) if remembered is not None else {}
         self._active: dict[tuple[str, str], RuleVerdict] = {}

@@ -144,7 +144,7 @@ class InterferenceMonitor:
         self._readers: tuple[MeteredReader, ...] = ()
         self._config: Config | None = None
         self._signals: frozenset[str] = frozenset()
-        """Those that are measured, by that configuration."""
+        """The signals that are measured by that configuration."""
         self._cached = self._followed = False
         """Whether the cache policy, and the sizes of pools, need samples."""
         self._resting: Config | None = None
@@ -176,7 +176,7 @@ class InterferenceMonitor:
         self._settled_s: float | None = None
         """Since when the cluster can know that the node is closed."""
         self.changes: Counter[tuple[str, str]] = Counter()
-        """What happened on the ladder, by response and turn."""
+        """Changes on the ladder, by response and turn."""
         self.passes = 0
         self.pass_s = 0.0
         """CPU seconds of the last pass: reading and judging."""

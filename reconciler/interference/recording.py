@@ -25,7 +25,7 @@ from reconciler.interference.nodesteps import NodeStep, NodeStepReader, NodeStep
 from state.evidence import PodSnapshot, Sample, SampleFrame
 
 HEAD: Final = b"bypassd-recording 1\n"
-"""Of a file without what was learned."""
+"""The first line of a file of version 1, which has no learned state."""
 _KIND: Final = b"bypassd-recording "
 _HEADS: Final = {HEAD: 1, b"bypassd-recording 2\n": 2, b"bypassd-recording 3\n": 3}
 _LEVEL: Final = 3

@@ -65,7 +65,7 @@ class ClosingState(Struct, frozen=True, kw_only=True):
 
 
 class ClosingPast(Struct, frozen=True, kw_only=True):
-    """What the next run has to know. Seconds since the epoch.
+    """The state that is stored for the next run. Seconds since the epoch.
 
     ``since_s``: when the node was closed first; None: it is open. ``seen_s``: when that was so.
     """
@@ -143,7 +143,7 @@ def advance(
 
 
 def _dated(state: ClosingState, now: tuple[float, float], config: ClosingConfig) -> ClosingState:
-    """With the times of people's clock, which may have been set since."""
+    """The state with its wall-clock times corrected, if that clock was set since."""
     at_s, wall_s = now
     since_s, closed = wall_s - (at_s - state.closed_s), state.closed
     if closed is None or abs(since_s - closed.since_s) < _SET_S:

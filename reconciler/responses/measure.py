@@ -33,7 +33,7 @@ def announced(
             waiting[uid] = AnnouncedStep(response=response, at_s=at_s, squeeze=squeeze)
     if not waiting:
         return wanted
-    # Of these pods only what was in force already.
+    # Pods with notice keep what was in force already.
     squeezed = {uid: limit for uid, limit in wanted.squeezed.items() if uid not in waiting}
     squeezed |= {uid: limit for uid, limit in before.squeezed.items() if uid in waiting}
     frozen = {uid: reason for uid, reason in wanted.frozen.items() if uid not in waiting or uid in before.frozen}

@@ -106,7 +106,7 @@ def _details(case: EvictionCase) -> dict[str, str]:
 
 
 class CaseTools(Struct, frozen=True, kw_only=True):
-    """What every case is carried out with.
+    """The tools and rules that all cases share.
 
     ``forbidden``: why a case must not go on (held, switched off, withdrawn); None: it may. ``turn``: of the cases whose
     disruption budgets could not be asked. ``critical``: whether an order's shortage would kill online pods now.
@@ -198,7 +198,7 @@ class CaseRunner:
 
     @property
     def grace_s(self) -> float:
-        """What the pod gets to end by itself."""
+        """The time that the pod has to end by itself."""
         return grace_of(self._case.order, self._case.target.grace_s, self._tools.config)
 
     def check(self) -> None:
@@ -359,7 +359,7 @@ class CaseRunner:
         self._obey()
 
     def _record_step(self, way: EvictionMethod) -> bool:
-        """Whether an earlier run was beyond this way already; the order may have been changed since."""
+        """Whether an earlier run was beyond this method already; the configured order may have changed since."""
         resumed_at = self._case.means if self._resumed is not None else None
         usable = [method.means for method in self._tools.ways]
         return resumed_at in usable and resumed_at is not way.means and resumed_at not in self._case.left
@@ -395,7 +395,7 @@ class CaseRunner:
             # It has been started again between two checks, or had not quite ended.
             self._resumed = None
             await self._count_return()
-        # What has been accepted only has to be waited for.
+        # After the API server has accepted it only the wait is left, which needs no connection.
         if self._resumed is not EvictionStep.WAIT and (result := way.unusable(self._case)) is not None:
             self._give_up(way.means, result)
             return

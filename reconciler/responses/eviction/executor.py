@@ -92,7 +92,7 @@ class Evictor:
         self._new: dict[str, EvictionCase] = {}
         self._withdrawn: dict[str, str] = {}
         self._waiting: dict[str, trio.CancelScope] = {}
-        """For its turn, by order."""
+        """Cases that wait for their turn, by order."""
         self.ended: Final[dict[EvictionOutcome, int]] = dict.fromkeys(EvictionOutcome, 0)
         """Cases that ended in this run of the daemon, by outcome."""
         self._turn = SingleTurn()
@@ -237,12 +237,12 @@ class Evictor:
         _LOG.info("an eviction has ended", pod=ended.order.title, outcome=ended.outcome, detail=ended.detail)
 
     async def _until_closed(self, order: EvictionOrder) -> None:
-        """Otherwise the pod's replacement may be scheduled here before the cluster knows better.
+        """Wait until the cluster can know that the node is closed, so that no replacement is scheduled here.
 
-        Where the kernel kills next, no time is left for that.
+        Not for a critical shortage: the kernel would kill pods meanwhile.
         """
         with trio.move_on_after(_CLOSING_S):
-            # Three parts of the daemon decide it, and it is rare.
+            # Polled: three parts of the daemon decide it, and it is rare.
             while self._closing() and not self._is_critical(order) and order.id not in self._withdrawn:  # noqa: ASYNC110
                 await trio.sleep(_CLOSING_POLL_S)
 

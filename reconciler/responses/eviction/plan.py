@@ -129,7 +129,7 @@ class EvictionPlanState(Struct, frozen=True, kw_only=True):
     """Since when each pod was seen terminating."""
     asked: Mapping[str, PendingRequest] = {}
     reasons: Mapping[str, EvictionReason] = {}
-    """Of the orders of this run that are under way, by order."""
+    """By order, for the orders of this run that are under way."""
     announced: Mapping[str, Announced] = {}
     last: EvictionDecision = EvictionDecision()
 

@@ -18,7 +18,7 @@ from reconciler.runtime.plain import fields_of
 from state.eviction import EvictionCase, EvictionOrder
 
 _ENDED: Final = 20
-"""As many of the ended are shown."""
+"""Ended cases that are shown."""
 
 Row = dict[str, object]
 

@@ -62,7 +62,7 @@ class EvictionReply(Struct, frozen=True, kw_only=True):
 
 
 def parse_reply(answer: HttpResponse) -> EvictionReply:
-    """What the API server means, now."""
+    """One answer of the API server, classified."""
     status = status_of(answer)
     message = f"HTTP {answer.status}: {' '.join((status.message or answer.excerpt).split())[:_LONGEST_TEXT]}".rstrip()
     causes = status.details.causes if status.details is not None else None

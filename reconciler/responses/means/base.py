@@ -87,7 +87,7 @@ class EvictionWork(Protocol):
 
     @property
     def grace_s(self) -> float:
-        """What this pod gets to end by itself."""
+        """The time that this pod has to end by itself."""
 
     async def step(
         self,

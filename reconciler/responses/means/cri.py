@@ -52,7 +52,7 @@ class CriEviction:
         self._client = client
 
     def unusable(self, case: EvictionCase) -> EvictionResult | None:  # noqa: ARG002
-        """Where no socket was found, or CRI is switched off."""
+        """Unusable where no socket was found, or CRI is switched off."""
         return EvictionResult(detail=_NO_SOCKET) if self._client() is None else None
 
     async def terminate(self, work: EvictionWork) -> EvictionResult:
