@@ -189,6 +189,7 @@ def _memory_problem(reconciler: Reconciler) -> str:
     lacking = [f"{status.setting.knob}: {status.detail}" for status in found if not _may_be_said(status)]
     refused = [item.reason for item in _refusals(reconciler, "") if item.setting.knob in _BE_MEMORY_KNOBS]
     if not found and not refused:
+        # Before the first pass no status is known.
         return "this kernel has no file for it" if reconciler.looks else ""
     return first_of([*refused, *lacking], _SHOWN)
 
@@ -244,6 +245,7 @@ def _outside_parents(reconciler: Reconciler) -> Iterator[BoundProblem]:
 
 
 def _is_pause(pod: Pod, path: str) -> bool:
+    """A pause container sleeps: a bound that its group does not have is no problem."""
     return any(item.kind is ContainerKind.SANDBOX and item.group.path == path for item in pod.containers)
 
 

@@ -490,7 +490,7 @@ def _counts(loaded: Loaded) -> str:
 
 def _run(loaded: Loaded, path: str, options: argparse.Namespace) -> int:
     log = get_log("daemon")
-    malloc.limit_arenas()
+    malloc.limit_arenas()  # before threads start
     share_interpreter()
     if problem := TIMER.install():
         log.warning("online tasks may wait for a whole step of the daemon's work", problem=problem)
@@ -539,6 +539,7 @@ def _serve_by_turns(loaded: Loaded, path: str, options: argparse.Namespace, stop
         if lock is None:
             return
         with lock:
+            # One that had to take over again refuses for a while: a rollout of daemons that end at once stops there.
             hands_over_from = time.monotonic() + (REFUSES_S if took_over else 0.0)
             daemon = Daemon(loaded, observe=options.observe, hands_over_from=hands_over_from, stops=stops)
             trio.run(daemon.run)
