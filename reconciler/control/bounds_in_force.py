@@ -245,7 +245,7 @@ def _outside_parents(reconciler: Reconciler) -> Iterator[BoundProblem]:
 
 
 def _is_pause(pod: Pod, path: str) -> bool:
-    """A pause container sleeps: a bound that its group does not have is no problem."""
+    """A pause container sleeps: its group needs no bound."""
     return any(item.kind is ContainerKind.SANDBOX and item.group.path == path for item in pod.containers)
 
 

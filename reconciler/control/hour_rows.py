@@ -2,7 +2,7 @@
 
 The wall clock may be wrong for a while: a node without a battery boots years behind and is set right by NTP minutes
 later; a person sets it wrong and back. So the rows of this boot are moved with every step of the clock, also one while
-the daemon was down, and none is deleted by a clock that was stepped lately.
+the daemon was down, and rows are deleted by their age only where the clock has not been stepped for a day.
 """
 
 import time

@@ -159,6 +159,7 @@ class Inventory:
         self._last = dict(classes or {})
         self._assembled: dict[str, tuple[PodInput, ClassRules, Pod]] = {}
         self._arrived: dict[str, float | None] = {}
+        """Pods and containers in creation, with the time of the first view that had them; None: no view since."""
         self._removed = 0
 
     @property

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "workload peaks"
 _ROWS_A_MINUTE: Final = 4
+"""Of `ROWS`, in turn: each is stored within eight minutes."""
 _STOP_S: Final = 2.0
 _CPU_FRESH_S: Final = 3.0
 _MEMORY_FRESH_S: Final = 10.0

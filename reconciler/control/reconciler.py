@@ -145,8 +145,11 @@ class Reconciler:
         self._reassertion = reassertion
         self._planned = planned
         self._signalled: dict[str, float] = {}
+        """Containers that were signalled since the last pass, with the time (monotonic)."""
         self._found: set[str] = set()
+        """Containers that were found as they are: who wrote their values, and when, is not known."""
         self._later: list[tuple[float, str]] = []
+        """A heap of times (trio's clock) with the keys to mark then; an empty key: everything."""
         self._whole: NodeView | None = None
         """By this view, and the last plan, every pod was planned; None: not all were."""
 
@@ -277,6 +280,7 @@ class Reconciler:
             self.inventory.take(kubepods_cpus=cpus)
         if full:
             judge = self.actuator.judge
+            # A file over which another is mounted is not the kernel's control file.
             judge.control_files.covered = await in_worker(covered, judge.hierarchy)
             if await self.controllers.check(self.inventory.pods):
                 # The kernel offers more files now: they are searched again.

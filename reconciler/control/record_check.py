@@ -137,9 +137,9 @@ class LimitCheck:
     def _narrowed(self, title: str, path: str, uid: str = "", spared: CpuSet = EMPTY) -> set[_Difference]:
         """What a v1 group lacks of the CPUs of the group above, unless bypassd manages the set of either.
 
-        A CPU that was offline leaves every set but the root's for good. It was taken before bypassd's start
-        (`reconciler.control.cpu_hotplug` restores what it has seen), or by another program: no record separates it from
-        a CPU that an administrator or another agent (koordlet's suppression of BE) keeps the pods off.
+        Neither the kubelet nor the runtime narrows these sets. A CPU that was offline leaves every set but the root's
+        for good: before bypassd's start, as `reconciler.control.cpu_hotplug` restores what it has seen. No record
+        separates it from a CPU that another agent (koordlet's suppression of BE) keeps the pods off.
         """
         file = self._control_files.find(path, "cpu.set")
         if file is None or file.version != 1:
@@ -337,6 +337,7 @@ class OwnerCheck:
             await next_beat(self._period_s() / 2)
             await self.check()
             written = self._bounds_written()
+            # Sooner where another program has written such a file; a new difference is compared once more.
             if trio.current_time() >= self._limits_at or written != self._written or self.limits.has_new:
                 self._written, self._limits_at = written, trio.current_time() + LIMITS_EVERY_S
                 inventory = self._reconciler.inventory

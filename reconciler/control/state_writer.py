@@ -149,6 +149,7 @@ class StateWriter:
         """The rows that differ from what was written last, and what to call once they are durable."""
         batch = StoreBatch()
         if self._fresh:
+            # What an earlier run, or another store, has there is replaced as a whole.
             batch.clear(SETTINGS)
             batch.clear(ASSIGNMENTS)
         settings, pods, titles = self._settings, self._pods, self._titles

@@ -105,6 +105,7 @@ class Commands:
             await self._watching.suspend()
         else:
             self._holds.restored(only, by, self._config.writes.foreign.hold_person_s)
+        # A signal of the runtime must not write after the restore what was prepared before it.
         self._writes.fastpath.clear()
         table: dict[str, UndoKind] = {CGROUP: partial(self._restore_control_files, only)}
         table |= self._control.sides.restore_table(only)

@@ -139,7 +139,7 @@ class Daemon:
                         )
                     await self._serve(place)
                     if not self._ended:
-                        malloc.free_earlier()
+                        malloc.free_earlier()  # the objects of the last agent, which the collector has skipped
             finally:
                 nursery.cancel_scope.cancel(reason="the daemon has stopped")
 
@@ -288,7 +288,7 @@ class Daemon:
             busy = self.agent.control.reconciler.busy_since if self.agent is not None else None
             if busy is None or time.monotonic() - busy < _STUCK_S:
                 self.heartbeat.beat()
-            logs.write_due()
+            logs.write_due()  # the counts of equal lines
             if self.in_force.is_due():
                 self._window_due.set()
             await next_beat(_BEAT_S)

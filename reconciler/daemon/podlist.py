@@ -276,6 +276,7 @@ def pod_quota_milli(agent: Agent, pod: Pod) -> int | None:
     quotas = [_quota_milli(agent, pod.group.path)]
     paths = [container.group.path for container in pod.workload]
     if any("cpu.quota" in agent.writes.judge.statuses.by_group.get(path, {}) for path in paths):
+        # With one container without a quota all together have none.
         parts = [_quota_milli(agent, path) for path in paths]
         quotas.append(None if None in parts else sum(milli for milli in parts if milli is not None))
     return min((milli for milli in quotas if milli is not None), default=None)

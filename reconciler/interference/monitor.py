@@ -270,6 +270,7 @@ class InterferenceMonitor:
         await slices.checkpoint()
         self.pass_s = self._read_s() - before + judging_s
         self._decide(config, frame, judgement)
+        # After the decision: its shortages close the node.
         measures = msgspec.structs.replace(self._allowed(judgement.measures), closed=self._close(config, frame))
         self._publish(self._announced(config, measures, frame.at_s))
         for mode in judgement.modes:
@@ -351,7 +352,7 @@ class InterferenceMonitor:
             await slices.checkpoint()
         holds = self._mode.holds
         if pools != self._pools or view.kubelet.default_cpus != self._default_cpus:
-            self._known.clear()
+            self._known.clear()  # a snapshot has the pod's pool and CPUs
             self._pools, self._default_cpus = pools, view.kubelet.default_cpus
         pods = {uid: self._facts(pod, view, pools, holds) for uid, pod in view.pods.items()}
         for uid in self._ended_by_us() & pods.keys():

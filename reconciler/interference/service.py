@@ -111,6 +111,7 @@ class InterferenceService:
             async with trio.open_nursery() as nursery:
                 if self._left or self._config.eviction.enabled:
                     self.evictor = self._make_evictor()
+                    # With the cases of an earlier run, which the first pass of the monitor counts.
                     await nursery.start(self.evictor.run)
                 self.observer = InterferenceMonitor(
                     self._base,

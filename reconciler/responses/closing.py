@@ -123,7 +123,7 @@ def advance(
         state = replace(state, calm_s=at_s, spent=state.spent and state.first_s is not None)
     if state.first_s is not None and state.calm_s is not None and at_s - state.calm_s >= config.reopen_s:
         state = replace(state, first_s=None, spent=False)
-    # Over before it is closed again: it is not closed for a moment only.
+    # The age is over before the node is closed again: it is not closed for a moment only.
     if state.first_s is not None and at_s - state.first_s >= config.longest_s:
         state = replace(state, spent=True)
     closed = state.closed

@@ -77,7 +77,8 @@ class SignalEviction:
             if rounds and rounds % _LOOPS == 0:
                 await self._kill_stopped(work)
             else:
-                # cgroup.kill (v2, kernel 5.14) includes processes that are just being forked; v1 has only the signals.
+                # cgroup.kill (v2, kernel 5.14) includes processes that are just being forked; the signals are for v1
+                # and older kernels.
                 work.tree.kill()
                 await work.processes.signal(work.tree, signal.SIGKILL)
             rounds += 1

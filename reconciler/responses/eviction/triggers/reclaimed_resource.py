@@ -25,7 +25,7 @@ _SEEN: Final = 0.5
 
 
 def _most(scene: EvictionContext, signal: str, length_s: float) -> float | None:
-    """The most in the window, as the figure follows online work within a second.
+    """The most in the window: the figure follows online work within a second, and a dip of it evicts no pod.
 
     None where less than half of the window has been seen.
     """
