@@ -90,7 +90,9 @@ class Outbox:
         self._name = name
         self._records: dict[str, _Record] = {}
         self._flying: dict[str, tuple[Incident, int]] = {}
+        """The incidents that are being sent, with how many alerts of each."""
         self._accepted: deque[float] = deque()
+        """When the new incidents of the last minute were accepted."""
         self._storm: Counter[str] = Counter()
         self._storm_at = math.inf
         self._storms = 0

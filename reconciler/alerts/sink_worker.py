@@ -53,6 +53,7 @@ class SinkWorker:
         self._tries: dict[str, int] = {}
         self._fails = 0
         self._one_by_one = 0
+        """How many alerts are still sent separately, after their batch was refused."""
         self._log = get_log("alerts", sink=setup.name)
 
     def wake(self) -> None:

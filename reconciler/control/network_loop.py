@@ -92,6 +92,7 @@ class NetworkLoop(PeriodicActuator):
         self._trees = NetworkActuator(tc, pods, self._kept, self._worker, speed=speed)
         self._pods, self._receivers = (PodCeiling(each, spaces, self._kept, self._worker, clock) for each in pods)
         self._last: tuple[object, float] = None, 0.0
+        """The request of the law's last step and whether it was enforced, and when the step was."""
         self._links: dict[str, tuple[int, int]] = {}
         """By interface: its index, and the speed that its driver reported last."""
 

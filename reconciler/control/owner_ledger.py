@@ -92,6 +92,7 @@ class OwnerLedger:
         self._last: dict[str, tuple[int, UsageCounters]] = {}
         self._quiet = QuietGroups(usage)
         self._first = True
+        """No reading was made yet: the first shows no use of an interval."""
         self._sampled: tuple[FixedTable[str, Pod] | None, str | None] = None, None
         """The pods of the last sample, and by which label they have owners."""
         self._lives: dict[str, tuple[str, int]] = {}

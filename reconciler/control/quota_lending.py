@@ -41,6 +41,7 @@ class QuotaLender:
         self._nobody = False
         """Quota turbo's last step found no container that may borrow: the next step is not urgent."""
         self._owners: dict[str, str] = {}
+        """By group path of each loan, the uid of its pod."""
 
     def interval_s(self) -> float | None:
         """Quota turbo's interval; None when it is off, or when its last step had no container."""

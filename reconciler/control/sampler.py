@@ -187,6 +187,7 @@ class Sampler:
         )
         self._idle: idle_buffer.IdleState | None = None
         self._before: tuple[CpuReading, int | None] | None = None
+        """The idle buffer's last reading, with BE work's CPU time (ns); None: the buffer is not in force."""
         self._sampled_at = 0.0
         self._sums = UseBySide()
         self._interval: tuple[NodePlan | None, float] = None, sample_s

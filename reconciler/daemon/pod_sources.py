@@ -125,7 +125,7 @@ class PodSources:
 
     def _listed(self, uids: frozenset[str]) -> None:
         self._changed(uids)
-        # The kubelet's list shows that the watch is stale, which a connection that hangs does not.
+        # A difference to the kubelet's list shows that the watch is stale.
         if self.watch is not None and self.kubelet is not None:
             for uid in uids:
                 self.watch.compare(self.kubelet.known[uid])

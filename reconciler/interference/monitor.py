@@ -148,6 +148,7 @@ class InterferenceMonitor:
         self._cached = self._followed = False
         """Whether the cache policy, and the sizes of pools, need samples."""
         self._resting: Config | None = None
+        """The configuration with which a restore has suspended it: no pass before another one is read."""
         self._looking = trio.Lock()
         self.engine = InterferenceEngine(config().interference, kept.brain, evicts=config().eviction.serves_rules)
         self._past = kept.past
@@ -156,6 +157,7 @@ class InterferenceMonitor:
         self._saved: MonitorState | None = None
         self._saved_at = 0.0
         self._created: dict[str, tuple[int, float]] = {}
+        """By uid, the inode of the pod's directory and when it was made (seconds since the epoch)."""
         self._known: dict[str, tuple[Pod, PodSnapshot]] = {}
         """The snapshots of the last pass, with the pod that each describes."""
         self._pools: Pools | None = None

@@ -174,6 +174,7 @@ class CaseRunner:
         # The step of an earlier run; None once this run is past it.
         self._resumed: EvictionStep | None = case.step if case.step is not EvictionStep.PLANNED else None
         self._stepped: float | None = None
+        """When the present step became durable (trio's clock); None: in an earlier run."""
         self._way: EvictionMethodName | None = case.means
         self._broken: str | None = None
 

@@ -97,6 +97,7 @@ class Evictor:
         """Cases that ended in this run of the daemon, by outcome."""
         self._turn = SingleTurn()
         self._critical: Collection[tuple[str, str]] | None = None
+        """Trigger and subject; None: not measured since the start."""
         self._wake = WakeUp()
         self._loaded = False
         self.reconfigure(config)
