@@ -38,6 +38,7 @@ if not SEARCH:
 # The description of the configuration's structs is frozen, and the same for the thousands of configurations that tests
 # read. A daemon reads one, and does not keep it.
 mock.patch.object(schema, "type_info", cache(msgspec.inspect.type_info)).start()
+mock.patch.object(schema, "section_of", cache(schema.section_of)).start()
 
 # Child interpreters keep their byte code, as a node's do: without it each one compiles every module again. A read-only
 # tree (the virtual machine's) was compiled before it was packed.

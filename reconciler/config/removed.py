@@ -133,6 +133,7 @@ REMOVED: Final[Mapping[str, str]] = {
     },
 }
 """Dotted keys (``*`` for a name, without the indexes of lists), and what to write instead, or what applies."""
+_SECTIONS: Final = nested(REMOVED)
 _RULE: Final = 3
 """Names in the path of a rule, ``interference.rules.NAME``: it is off without a key of it that is in the table."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -140,10 +141,10 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @final
 class RemovedKeys:
-    """Takes the keys of `REMOVED` out of files, and adds each to ``found``."""
+    """Takes the keys of `REMOVED` out of files, and adds each to ``found``. ``table``: such keys in their sections."""
 
-    def __init__(self, found: list[ConfigProblem], table: Mapping[str, str] = REMOVED) -> None:
-        self._table = nested(table)
+    def __init__(self, found: list[ConfigProblem], table: Mapping[str, Any] = _SECTIONS) -> None:
+        self._table = table
         self._found = found
 
     def prune(self, tree: Node) -> Node:

@@ -5,7 +5,8 @@ import struct
 import sys
 import zoneinfo
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 
@@ -197,23 +198,31 @@ def data_of(key: str) -> bytes:
     return resources.files("tzdata").joinpath("zoneinfo", key).read_bytes()
 
 
+zone_once = cache(zone_of)
+
+
 def zoned(text: str, zone: str = "UTC") -> ZonedTime:
     time = parse_when(text)
-    return ZonedTime(time, zone_of(time.zone or zone))
+    return ZonedTime(time, zone_once(time.zone or zone))
 
 
 def epoch(text: str) -> int:
     return int(datetime.fromisoformat(text).timestamp())
 
 
+@lru_cache(maxsize=8)
+def shown(zone: tzinfo, at: int) -> tuple[int, int]:
+    """Weekday and minute of the day, by what a clock in the zone shows as text."""
+    day, hour, minute = f"{datetime.fromtimestamp(at, zone):%w %H %M}".split()
+    return (int(day) - 1) % 7, int(hour) * 60 + int(minute)
+
+
 def shown_within(window: ZonedTime, at: int) -> bool:
-    """By what a clock in the zone shows, as text."""
-    day, time = f"{datetime.fromtimestamp(at, window.zone):%w %H:%M}".split()
-    number = (int(day) - 1) % 7
-    begin, end = (f"{minute // 60:02}:{minute % 60:02}" for minute in (window.time.begin, window.time.end))
-    if window.time.end > window.time.begin:
-        return number in window.time.days and begin <= time < end
-    return (number in window.time.days and time >= begin) or ((number - 1) % 7 in window.time.days and time < end)
+    day, minute = shown(window.zone, at)
+    days, begin, end, _ = window.time
+    if end > begin:
+        return day in days and begin <= minute < end
+    return (day in days and minute >= begin) or ((day - 1) % 7 in days and minute < end)
 
 
 CHANGES = {
