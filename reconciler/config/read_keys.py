@@ -1,6 +1,6 @@
 """Labels and annotations that the configuration needs: of selectors, evictions' marks, probes, owners, peaks. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
@@ -34,13 +34,14 @@ def read_keys(config: Config, rules: ClassRules) -> ReadKeys:
 
 
 def _values(value: object) -> Iterator[object]:
-    yield value
-    inner: Iterable[object] = ()
-    if isinstance(value, Struct):
-        inner = (getattr(value, name) for name in value.__struct_fields__)
-    elif isinstance(value, Mapping):
-        inner = value.values()
-    elif isinstance(value, (tuple, list, frozenset)):
-        inner = value
-    for item in inner:
-        yield from _values(item)
+    """The value and all that is within it, in no order."""
+    left = [value]
+    while left:
+        item = left.pop()
+        yield item
+        if isinstance(item, Struct):
+            left.extend(getattr(item, name) for name in item.__struct_fields__)
+        elif isinstance(item, Mapping):
+            left.extend(item.values())
+        elif isinstance(item, (tuple, list, frozenset)):
+            left.extend(item)
