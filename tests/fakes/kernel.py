@@ -99,6 +99,7 @@ class FakeKernel:
         self._inodes = itertools.count(1_000)
         self._next_pid = itertools.count(100_000)
         self._tables: dict[tuple[Tree, bool, frozenset[str]], Files] = {}
+        self._groups: dict[str, tuple[Tree, Group]] = {}
         self._processes: set[int] = set()
         self._subscribers: list[Callable[[Event], None]] = []
         self.trees: list[Tree] = []
@@ -250,6 +251,7 @@ class FakeKernel:
             for controller in tree.controllers:
                 controller.born(group)
             parent.children[name] = group
+            self._groups[tree.path(group)] = tree, group
             if self._mirror:
                 os.mkdir(path)
                 group.inode = os.stat(path).st_ino
@@ -261,7 +263,7 @@ class FakeKernel:
             tree, group = self._find(path)
             if group.parent is None or group.children or group.pids:
                 fail(errno.EBUSY)
-            del group.parent.children[group.name]
+            del group.parent.children[group.name], self._groups[tree.path(group)]
             above = path.rpartition("/")[0]
             if self._mirror:
                 for file in group.rendered:
@@ -347,21 +349,16 @@ class FakeKernel:
             controller.born(root)
         tree = Tree(mount, version, controllers, root)
         self.trees.append(tree)
+        self._groups[mount] = tree, root
         if self._mirror:
             os.makedirs(mount, exist_ok=True)
             root.inode = os.stat(mount).st_ino
             self._refresh(tree, root)
 
     def _find(self, path: str) -> tuple[Tree, Group]:
-        tree = next((tree for tree in self.trees if f"{path}/".startswith(f"{tree.mount}/")), None)
-        if tree is None:
+        if path not in self._groups:
             fail(errno.ENOENT)
-        group = tree.root
-        for name in filter(None, path[len(tree.mount) :].split("/")):
-            if name not in group.children:
-                fail(errno.ENOENT)
-            group = group.children[name]
-        return tree, group
+        return self._groups[path]
 
     def _file(
         self, directory: str, file: str
@@ -482,8 +479,9 @@ class FakeKernel:
             for file in member.rendered.keys() - texts.keys():
                 os.unlink(f"{path}/{file}")
             for file, text in texts.items():
-                if member.rendered.get(file) != text:
-                    _put(f"{path}/{file}", text)
+                before = member.rendered.get(file)
+                if before != text:
+                    _put(f"{path}/{file}", text, before or "")
             member.rendered = texts
 
 
@@ -531,12 +529,13 @@ def _shown(reader: Callable[[Group], str], group: Group) -> str:
         return ""
 
 
-def _put(path: str, text: str) -> None:
+def _put(path: str, text: str, before: str) -> None:
     # Never truncated first: a reader must not see an empty value.
     data = text.encode()
     number = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
         os.pwrite(number, data, 0)
-        os.ftruncate(number, len(data))
+        if len(text) < len(before):
+            os.ftruncate(number, len(data))
     finally:
         os.close(number)
