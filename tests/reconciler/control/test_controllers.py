@@ -116,7 +116,7 @@ async def test_what_is_taken_out_again_and_again_is_left_and_reported(live: Live
 
 def test_doctor_names_the_directory(live: LiveNode) -> None:
     def checked() -> CheckResult:
-        node = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
+        node = inspect_node(parser("doctor").parse_args(["doctor", "--root", live.root]))
         return next(result for result in examine(node) if result.name == "kubepods")
 
     assert checked().state is CheckState.OK

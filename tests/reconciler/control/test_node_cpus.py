@@ -67,7 +67,7 @@ async def test_cpus_outside_of_kubepods_are_in_no_pool_until_they_are_given_back
 
 def test_a_plan_of_the_same_files_has_the_same_cpus(live: LiveNode) -> None:
     give(live, SOME)
-    inspected = inspect_node(parser().parse_args(["plan", "--root", live.root]))
+    inspected = inspect_node(parser("plan").parse_args(["plan", "--root", live.root]))
     result = plan_node(inspected, RecordedNode(), files=live.kernel)
     assert result.desired.plan.pools.online_cpus == cpus(SOME)
     assert "CPU 4-6 is outside" in result.desired.plan.pools.reasons["cpus"]

@@ -287,7 +287,9 @@ class Scene:
 
     async def doctor_of_daemon(self) -> tuple[CheckState, str]:
         """Doctor's row of the running daemon's problems."""
-        node = replace(inspect_node(parser().parse_args(["doctor", "--root", self.live.root])), socket=self.socket)
+        node = replace(
+            inspect_node(parser("doctor").parse_args(["doctor", "--root", self.live.root])), socket=self.socket
+        )
         results = QueryResults()
         await trio.to_thread.run_sync(_ask_daemon, node, results)
         (row,) = (row for row in agent_checks(node, results) if row.name == "problems")
@@ -315,7 +317,7 @@ class Scene:
 
 
 def doctors(live: LiveNode, check: str, text: str) -> bool:
-    rows = examine(inspect_node(parser().parse_args(["doctor", "--root", live.root])))
+    rows = examine(inspect_node(parser("doctor").parse_args(["doctor", "--root", live.root])))
     (row,) = (result for result in rows if result.name == check)
     return row.state is CheckState.WARN and text in row.found
 
