@@ -356,9 +356,10 @@ class FakeKernel:
             self._refresh(tree, root)
 
     def _find(self, path: str) -> tuple[Tree, Group]:
-        if path not in self._groups:
+        found = self._groups.get(path) or self._groups.get(os.path.normpath(path))
+        if found is None:
             fail(errno.ENOENT)
-        return self._groups[path]
+        return found
 
     def _file(
         self, directory: str, file: str
