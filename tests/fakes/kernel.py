@@ -480,9 +480,8 @@ class FakeKernel:
             for file in member.rendered.keys() - texts.keys():
                 os.unlink(f"{path}/{file}")
             for file, text in texts.items():
-                before = member.rendered.get(file)
-                if before != text:
-                    _put(f"{path}/{file}", text, before or "")
+                if member.rendered.get(file) != text:
+                    _put(f"{path}/{file}", text)
             member.rendered = texts
 
 
@@ -530,13 +529,12 @@ def _shown(reader: Callable[[Group], str], group: Group) -> str:
         return ""
 
 
-def _put(path: str, text: str, before: str) -> None:
+def _put(path: str, text: str) -> None:
     # Never truncated first: a reader must not see an empty value.
     data = text.encode()
     number = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
         os.pwrite(number, data, 0)
-        if len(text) < len(before):
-            os.ftruncate(number, len(data))
+        os.ftruncate(number, len(data))
     finally:
         os.close(number)

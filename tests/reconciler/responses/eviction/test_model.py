@@ -149,6 +149,8 @@ class Node(RuleBasedStateMachine):
         assert dry.would == decision.orders
         assert dry.orders == ()
         assert dry.refusals == decision.refusals
+        again, _ = decide(CONFIG, frame, self.world.history, before, cases, HELD)
+        assert again.orders == decision.orders
         for order in decision.orders:
             self.check(order, used, decision.orders)
         for order in decision.orders:
