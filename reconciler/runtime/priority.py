@@ -151,7 +151,8 @@ class LoopPriority(trio.abc.Instrument):
 
     @property
     def has_budget(self) -> bool:
-        """Whether work at this priority may go on without pauses."""
+        """Whether work at this priority may go on without pauses, after what this step has used."""
+        self._account()
         return self._budget_s > 0
 
     def start(self) -> None:
@@ -219,8 +220,9 @@ class LoopPriority(trio.abc.Instrument):
                 self._lower()
             elif not starting:
                 self._lower()
-        elif starting and not self._spent and self._budget_s > 0:
-            # It appeared in the midst of other work.
+        elif starting and (TIMER.paces_creation or (not self._spent and self._budget_s > 0)):
+            # It appeared in the midst of other work, or every CPU is busy now. A pause at the nice value would last
+            # until the thread gets a CPU again.
             self._raise()
         elif not starting and not TIMER.installed and self._used - self._paused > _PAUSE_AFTER_S:
             self._calls.pause(_PAUSE_S)

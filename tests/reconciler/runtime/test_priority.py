@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -12,6 +13,7 @@ from trio.testing import MockClock
 
 from reconciler.runtime import priority as priority_module
 from reconciler.runtime.priority import SHARE, LoopPriority, PriorityCalls, PriorityState
+from reconciler.runtime.stints import LoopTimer
 
 SLICE_S = 0.01
 
@@ -155,6 +157,41 @@ async def test_paced_work_keeps_the_priority_and_uses_no_budget(monkeypatch: pyt
         timer.paces_creation = False
         assert (step(calls, priority, 2 * SLICE_S), priority.has_budget) == (os.SCHED_OTHER, False)
         assert priority.is_real_time
+
+
+async def test_paced_work_gets_the_priority_in_the_midst_of_other_work_whatever_the_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timer = SimpleNamespace(installed=True, paces_creation=False)
+    monkeypatch.setattr(priority_module, "TIMER", timer)
+    with started() as (calls, priority):
+        event(calls, priority)
+        assert step(calls, priority, 2 * SLICE_S) == os.SCHED_OTHER
+        # Every CPU is busy from now on.
+        timer.paces_creation = True
+        assert (step(calls, priority, 0.001), priority.has_budget) == (os.SCHED_FIFO, False)
+
+
+async def test_late_work_is_paced_when_its_budget_is_used_up_and_keeps_the_priority(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def follow(*, creating: bool, paces: bool) -> None:
+        timer.paces_creation = creating and paces
+
+    timer: Any = SimpleNamespace(
+        installed=True, paces_creation=False, run=lambda: None, rest=lambda: None, follow_creation=follow
+    )
+    monkeypatch.setattr(priority_module, "TIMER", timer)
+    with started() as (calls, priority):
+        # As of the daemon: it asks before the priority decides.
+        loop = LoopTimer(lambda: True, lambda: priority.is_real_time and not priority.has_budget, timer)
+        event(calls, priority)
+        for paced in (False, True):
+            calls.work(0.9 * SLICE_S)
+            loop.after_io_wait(0.0)
+            priority.after_io_wait(0.0)
+            assert (timer.paces_creation, calls.policy) == (paced, os.SCHED_FIFO)
+        assert priority.status.lowered == 0
 
 
 async def test_without_a_starting_container_only_the_wait_is_real_time() -> None:
