@@ -494,8 +494,10 @@ def _run(loaded: Loaded, path: str, options: argparse.Namespace) -> int:
     share_interpreter()
     if problem := TIMER.install():
         log.warning("online tasks may wait for a whole step of the daemon's work", problem=problem)
-    elif TIMER.refused:
+    elif TIMER.refused and TIMER.installed:
         log.info("short stints by a timer, which costs more CPU time than a perf event", problem=TIMER.refused)
+    elif TIMER.refused:
+        log.info("online tasks may wait for the work before a container starts: no perf event", problem=TIMER.refused)
     TIMER.run()
     try:
         _serve(loaded, path, options)

@@ -231,7 +231,7 @@ class StintTimer:
     def __init__(self) -> None:
         self._make: Callable[[], _ThreadTimer] | None = None
         self.refused = ""
-        """Why the threads have timers on the clock instead of perf events; "" if they have not."""
+        """Why there are no perf events, and so no pauses: timers on the clock for ordinary work; "" if there are."""
         self._locals = _Locals()
         self._timers: weakref.WeakValueDictionary[int, _ThreadTimer] = weakref.WeakValueDictionary()
         """By the kernel's id of the thread."""
@@ -287,10 +287,11 @@ class StintTimer:
             with suppress(AttributeError):
                 self._may_pace = self._makes_pace()
         except (OSError, AttributeError) as exc:
-            # A seccomp filter, or no CAP_PERFMON. A clock's timer would go on in the sleep of a paced creation.
-            if not self._ordinary:
-                return ""
+            # A seccomp filter, or no CAP_PERFMON.
             self.refused = str(exc)
+            if not self._ordinary:
+                # A clock's timer would go on in the sleep of a paced creation.
+                return ""
             try:
                 timer = self._own(_makes_timer())
             except (OSError, AttributeError) as none:
@@ -316,10 +317,10 @@ class StintTimer:
         """
         paces = creating and paces and self._may_pace and self._was_busy()
         if paces != self.paces_creation:
-            self._stop_all()
             # Of the threads only this one has the priority: a sleep of another one ends when it gets a CPU again.
             self._loop = threading.get_native_id() if paces else 0
             self.paces_creation = paces
+            self._stop_all()
             self._use_handler()
         self.hold(held=creating and not paces)
 
@@ -372,9 +373,7 @@ class StintTimer:
     def run(self) -> None:
         """The calling thread works from now on, and leaves its CPU after each stint."""
         timer = self._locals.timer
-        if self._make is None or self._held or (timer is not None and timer.running):
-            return
-        if self._loop not in {0, threading.get_native_id()} or not (self._ordinary or self.paces_creation):
+        if self._make is None or (timer is not None and timer.running) or not self._may_run():
             return
         try:
             timer = self._own(self._make)
@@ -382,7 +381,7 @@ class StintTimer:
             # The limit of open files or of pending signals: this thread works without one.
             return
         timer.run()
-        if self._is_held():
+        if not self._may_run():
             # Since the question above: by the loop's thread.
             timer.stop()
 
@@ -410,8 +409,11 @@ class StintTimer:
             if (timer := reference()) is not None:
                 timer.stop()
 
-    def _is_held(self) -> bool:
-        return self._held
+    def _may_run(self) -> bool:
+        """Whether the calling thread is to leave its CPU after each stint."""
+        # One reading: another thread may be the loop's.
+        loop = self._loop
+        return not self._held and (loop == threading.get_native_id() if loop else self._ordinary)
 
     def _own(self, make: Callable[[], _ThreadTimer]) -> _ThreadTimer:
         timer = self._locals.timer

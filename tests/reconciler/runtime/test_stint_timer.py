@@ -38,7 +38,7 @@ _BESIDE = """
     def events():
         places = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
         return sum("perf_event" in os.readlink(place) for place in places if os.path.lexists(place))
-    def install(by_event):
+    def install(by_event, release="5.10.0"):
         if not by_event:
             # As a container's seccomp filter: load the call's number; perf_event_open: EPERM; others: allowed.
             number = {"x86_64": 298, "aarch64": 241}[os.uname().machine]
@@ -46,7 +46,7 @@ _BESIDE = """
             table = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *row) for row in rows))
             program = struct.pack("=HxxxxxxQ", len(rows), ctypes.addressof(table))
             assert ctypes.CDLL(None).prctl(22, 2, ctypes.c_char_p(program), 0, 0) == 0
-        result["problem"] = TIMER.install("5.10.0")
+        result["problem"] = TIMER.install(release)
         result["refused"] = TIMER.refused
     try:
         result = {}
@@ -155,6 +155,47 @@ def test_where_a_yield_costs_a_slice_ordinary_work_has_no_stints() -> None:
         result["unpaced"] = TIMER._locals.timer.running
     """)
     assert result == {"problem": "", "installed": False, "running": False, "unpaced": False}
+
+
+@pytest.mark.kernel
+def test_without_events_such_a_kernel_has_no_timer_and_says_why() -> None:
+    result = run("""
+        install(False, "6.12.9")
+        TIMER.follow_creation(creating=True, paces=True)
+        TIMER.run()
+        result["paces"], result["installed"] = TIMER.paces_creation, TIMER.installed
+        result["timers"], result["events"] = timers(), events()
+    """)
+    assert result.pop("refused") == "[Errno 1] perf_event_open: Operation not permitted"
+    assert result == {"problem": "", "paces": False, "installed": False, "timers": 0, "events": 0}
+
+
+@pytest.mark.kernel
+def test_a_worker_that_makes_its_timer_when_pauses_begin_has_none(tmp_path: Path) -> None:
+    load = tmp_path / "loadavg"
+    load.write_text("0.10 0.20 0.30 9999/99999 678\n")
+    result = run(f"""
+        import reconciler.runtime.stint_timer as module
+        module._LOAD = {str(load)!r}
+        install(True)
+        make, asked, done = TIMER._make, threading.Event(), threading.Event()
+        def slow_make():
+            asked.set()
+            done.wait()
+            return make()
+        def work():
+            TIMER.run()
+            result["running"] = TIMER._locals.timer.running
+        TIMER._make = slow_make
+        worker = threading.Thread(target=work)
+        worker.start()
+        asked.wait()
+        TIMER.follow_creation(creating=True, paces=True)
+        done.set()
+        worker.join()
+        result["paces"] = TIMER.paces_creation
+    """)
+    assert (result["paces"], result["running"]) == (True, False)
 
 
 @BOTH
