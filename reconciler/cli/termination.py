@@ -8,13 +8,16 @@ from typing import Self, final
 
 @final
 class Termination:
-    """While it is open SIGTERM and SIGHUP end the command as Ctrl-C does: what is open is undone on the way out."""
+    """While it is open SIGTERM and SIGHUP end the command as Ctrl-C does: what is open is undone on the way out.
+
+    One that is ignored stays so: nohup(1).
+    """
 
     def __enter__(self) -> Self:
         self._number: int | None = None
         main = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGTERM, signal.SIGHUP) if main else ()
-        self._before = {number: signal.signal(number, self._arrived) for number in numbers}
+        ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._arrived) for number in (ends if main else ())}
         return self
 
     def __exit__(self, *_: object) -> None:
