@@ -103,7 +103,7 @@ def _tried(name: str, trial: "Trial", hierarchy: Hierarchy, directory: str) -> P
     try:
         holds, found = trial(hierarchy, directory)
         state = ProofState.HOLDS if holds else ProofState.FAILS
-    except (AgentError, OSError) as exc:
+    except (AgentError, OSError, psutil.Error) as exc:
         text = errno_name(exc.errno) if isinstance(exc, OSError) else str(exc)
         state, found = ProofState.UNKNOWN, text
     return Proof(name, state, found, at, time.monotonic() - start)

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cgroupfs.errors import CgroupError
@@ -254,12 +255,18 @@ def test_it_is_refused_without_root_on_a_copy_and_beside_another_run(
     assert str(os.getpid()) in refused.err
 
 
-def test_a_trial_that_cannot_be_made_is_unknown_with_its_reason(live: LiveNode, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(PermissionError(1, "no"), "EPERM"), (psutil.NoSuchProcess(7), "process no longer exists (pid=7)")],
+)
+def test_a_trial_that_cannot_be_made_is_unknown_with_its_reason(
+    live: LiveNode, tmp_path: Path, error: Exception, reason: str
+) -> None:
     def broken(_hierarchy: Hierarchy, _directory: str) -> tuple[bool, str]:
-        raise PermissionError(1, "no")
+        raise error
 
     proof = prove._tried("x", broken, Hierarchy.detect(str(live.root)), str(tmp_path))
-    assert (proof.state, proof.found) == (ProofState.UNKNOWN, "EPERM")
+    assert (proof.state, proof.found) == (ProofState.UNKNOWN, reason)
 
 
 def test_the_daemons_start_removes_what_a_killed_run_left(live: LiveNode) -> None:
