@@ -19,7 +19,7 @@ from reconciler.control.reconciler import Reconciler
 from reconciler.policies import node_daemons
 from reconciler.policies.node_daemons import WeightRules, WeightSample, WeightState
 from reconciler.runtime.own_weight import service_weight
-from reconciler.runtime.wakeup import WakeUp
+from reconciler.runtime.wakeup import EARLY, WakeUp
 from reconciler.runtime.workqueue import TICK
 from reconciler.signals.root_groups import RootGroups
 from state.daemons import DaemonGroup, DaemonRow, Daemons
@@ -144,7 +144,7 @@ class DaemonWatch:
         """Measure, if it is time, and mark the node when a weight differs. ``now``: monotonic seconds."""
         config = self._reconciler.policies.node_daemons
         every_s = _EVERY_S if config.enabled or self._rounds < _SOON else _SHOWN_S
-        if 0.0 <= now - self._at < every_s * 0.9:  # a beat that is a little early is on time
+        if 0.0 <= now - self._at < every_s * EARLY:
             return
         self._at, self._rounds = now, self._rounds + 1
         if self._removed != (removed := self._reconciler.inventory.removed):

@@ -33,6 +33,7 @@ from reconciler.actuators.network.pod_ceiling import PodCeiling, pods_of
 from reconciler.actuators.network.tc import ClassRates, RealTc, Tc, TreeCounters
 from reconciler.actuators.network.tc_pods import PodTc, RealPodTc
 from reconciler.policies.network_control import limits_of, split, step, use
+from reconciler.runtime.wakeup import EARLY
 from state.entry import RestoreResult
 from state.kinds import NETWORK
 from state.ledger import Ledger
@@ -41,8 +42,6 @@ from state.network import ByteCounters, Direction, InterfaceRequest, LinkLimits,
 _LOG: Final = get_log("network")
 _LEFT_S: Final = 10.0
 """Between two tries to remove a tree whose removal was refused."""
-_EARLY: Final = 0.9
-"""Share of the interval: a reconcile pass that comes sooner does not run the law's next step."""
 _PODS: Final = (RealPodTc(Direction.SENT), RealPodTc(Direction.RECEIVED))
 
 
@@ -163,7 +162,7 @@ class NetworkLoop(PeriodicActuator):
         except (SourceError, StoreError) as exc:
             _LOG.warning(str(exc))
         now, (last, at) = self._clock(), self._last
-        if last == (wish, enforce) and now - at < wish.interval_s * _EARLY:
+        if last == (wish, enforce) and now - at < wish.interval_s * EARLY:
             return
         self._last = (wish, enforce), now
         self.lines = {name: line for name, line in self.lines.items() if name in wanted}

@@ -6,7 +6,7 @@ restart: an agent that starts lends nothing, so an earlier run's loans are taken
 """
 
 from collections.abc import Mapping
-from typing import Final, final
+from typing import final
 
 from cgroupfs.usage import UsageReader, grown
 from reconciler.control.reconciler import Reconciler
@@ -15,13 +15,11 @@ from reconciler.policies.base import PERIOD_US
 from reconciler.policies.lending import QuotaBorrower
 from reconciler.policies.quota_burst import BurstGuard, BurstSample, BurstState
 from reconciler.policies.quota_turbo import TurboNode, TurboSample, TurboState
+from reconciler.runtime.wakeup import EARLY
 from reconciler.runtime.workqueue import loan_key
 from reconciler.signals.cpu import CpuReading, LoadMeter
 from reconciler.signals.groups import GroupSampler
 from state.model import Pod
-
-_EARLY: Final = 0.9
-"""Share of an interval by which a tick may be late and still count as in time."""
 
 Customers = list[tuple[Pod, QuotaBorrower]]
 
@@ -94,7 +92,7 @@ class QuotaLender:
                 self._load.forget()
             self._nobody = False
             return
-        if 0.0 <= now - self._looked_at < config.interval_s * _EARLY:
+        if 0.0 <= now - self._looked_at < config.interval_s * EARLY:
             return
         self._looked_at = now
         customers = self._turbo_customers()

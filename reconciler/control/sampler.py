@@ -25,7 +25,7 @@ from reconciler.policies import be_memory, idle_buffer
 from reconciler.policies.be_memory import BeMemoryConfig, MemorySample, MemoryState
 from reconciler.policies.start_allowance import without_allowance
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.runtime.wakeup import next_beat
+from reconciler.runtime.wakeup import EARLY, next_beat
 from reconciler.runtime.workqueue import TICK
 from reconciler.signals.cpu import (
     ONLINE,
@@ -115,7 +115,7 @@ class MemorySampler:
             return None
         if self._state is None:
             self._state = be_memory.start(previous, node.for_pods_bytes, config)
-        elif now - self._stepped_at < config.interval_s * 0.9:  # a beat that is a little early is on time
+        elif now - self._stepped_at < config.interval_s * EARLY:
             return self._state.high_bytes
         self._stepped_at = now
         fresh = node.age_s is not None and node.age_s < _OLD_S
@@ -267,7 +267,7 @@ class Sampler:
         plan, interval_s = self._interval
         if plan is not self._reconciler.plan:
             interval_s = self.interval_s(now)
-        second = now - self._sampled_at >= interval_s * 0.9  # a beat that is a little early is on time
+        second = now - self._sampled_at >= interval_s * EARLY
         return second or self.bursts.interval_s() is not None or self._before is not None or self.problem is not None
 
     def tick(self, now: float, *, fast: bool) -> None:
@@ -292,7 +292,7 @@ class Sampler:
             self._idle = self._before = None
             self._reconciler.inventory.take(reclaimed_ceiling_milli=None)
         self.bursts.evaluate(reading, now)
-        if now - self._sampled_at >= self._sample_s * 0.9:
+        if now - self._sampled_at >= self._sample_s * EARLY:
             self._sampled_at = now
             self._remember_memory(now)
             self._sample(reading, now)

@@ -9,10 +9,11 @@ priority remains only as long as a container waits for it:
 - without a container in creation, and without an unread event that may be of one, it ends with the wait. Ordinary work
   also lets others have the CPU after each stint of a tenth of a millisecond (`reconciler.runtime.stint_timer`); where
   the kernel has no use for that timer it sleeps for a moment after each 0.3 ms, between two steps;
-- with one, work is paced where every CPU is busy: two fifths of a CPU, and nothing waits longer than for a stint. Else
-  it has a budget of CPU time, which grows with time (`SHARE`) up to one slice. When it is used up, the work continues
-  at the nice value. Long work yields each millisecond (`reconciler.runtime.cooperative`), so this is the usual end.
-  Neither a long pass nor starts without end keep a CPU from the pods;
+- with one, work is paced where every CPU is busy (`StintTimer.follow_creation`; not on Linux 6.13 to 6.18.44): two
+  fifths of a CPU, and nothing waits longer than for a stint. Else it has a budget of CPU time, which grows with time
+  (`SHARE`) up to one slice. When it is used up, the work continues at the nice value. Long work yields each millisecond
+  (`reconciler.runtime.cooperative`), so this is the usual end. Neither a long pass nor starts without end keep a CPU
+  from the pods;
 - by the kernel, for a step that does not yield: RLIMIT_RTTIME sends SIGXCPU, whose handler does the same;
 - by the kernel again: SIGKILL when not even the handler runs, and the share of each CPU that it keeps from real-time
   tasks (kernel.sched_rt_runtime_us).

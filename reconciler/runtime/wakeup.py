@@ -15,6 +15,8 @@ import trio
 
 BEAT_S: Final = 1.0
 """Periodic tasks of the loop wake up together, at whole seconds of its clock."""
+EARLY: Final = 0.9
+"""Share of a period after which it counts as over: beats are not exactly a period apart."""
 _WAITING: Final = trio.lowlevel.RunVar[dict[float, dict[trio.lowlevel.Task, None]] | None]("beats", None)
 """The tasks of a run that wait for a time, except the one that sleeps until then, by that time."""
 
