@@ -17,11 +17,12 @@ from reconciler.daemon.settings_reader import NodeSettingsReader, stored_row
 from reconciler.settings.binder import Text
 from state.store import Store
 from tests.cluster.control_plane import ControlPlane, control_plane
-from tests.cluster.test_capacity import MERGE, api_of, define
+from tests.cluster.test_capacity import MERGE, api_of, define, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SLOS = "/apis/slo.koordinator.sh/v1alpha1/nodeslos"
+KIND = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/nodeslos.slo.koordinator.sh"
 LIMIT = "policies.reclaimed.budget.limit_percent"
 RATIO = "policies.normalise.ratio"
 
@@ -70,6 +71,10 @@ class Reader:
 
 
 def test_koordinators_settings_of_a_node(plane: ControlPlane, tmp_path: Path) -> None:
+    # The other test may have been first.
+    for path in (KIND, "/api/v1/nodes/n1"):
+        assert plane.call("DELETE", path)[0] in {200, 404}
+    until(lambda: plane.call("GET", SLOS)[0] == 404)
     plane.add_node("n1")
     annotation = {"metadata": {"annotations": {"node.koordinator.sh/cpu-normalization-ratio": "1.25"}}}
     assert plane.call("PATCH", "/api/v1/nodes/n1", annotation, MERGE)[0] == 200
