@@ -35,7 +35,7 @@ class JsonAnnotation:
     def __init__(self, annotations: Mapping[str, str], name: str, problems: list[str]) -> None:
         self._where = f"annotation {name}"
         self._problems = problems
-        self._found: dict[str, Any] = {}  # untrusted JSON: the reader of each field checks its type
+        self._fields: dict[str, Any] = {}  # untrusted JSON: the reader of each field checks its type
         text = annotations.get(name)
         if text is None:
             return
@@ -43,22 +43,22 @@ class JsonAnnotation:
             note(problems, too_long(self._where, size, longest(name), "bytes"))
             return
         try:
-            self._found = decoded(_decode, text, deepest=_DEEPEST)
+            self._fields = decoded(_decode, text, deepest=_DEEPEST)
         except ValueError:
             note(problems, str(InputError(self._where, text, "a JSON object")))
 
     def read(self, key: str, reader: Callable[[Any], _T | None]) -> _T | None:
         """One field; None when it is missing, null, broken (a message), or empty."""
-        value = self._found.get(key)
+        value = self._fields.get(key)
         return None if value is None else attempt(f"{self._where}: {key}", value, reader, self._problems)
 
     def items(self, reader: Callable[[Any], _T | None], most: int) -> tuple[tuple[str, _T], ...]:
         """Every field that has a value, by name, where names are a tenant's; none of more than ``most`` of them."""
-        if len(self._found) > most:
-            note(self._problems, f"{self._where}: {len(self._found)} fields; expected at most {most}")
+        if len(self._fields) > most:
+            note(self._problems, f"{self._where}: {len(self._fields)} fields; expected at most {most}")
             return ()
-        found = ((key, self.read(key, reader)) for key in sorted(self._found))
-        return tuple((key, value) for key, value in found if value is not None)
+        values = ((key, self.read(key, reader)) for key in sorted(self._fields))
+        return tuple((key, value) for key, value in values if value is not None)
 
 
 def read_plain(
@@ -75,7 +75,7 @@ def read_plain(
 
 
 def attempt(where: str, value: object, reader: Callable[[Any], _T | None], problems: list[str]) -> _T | None:
-    """The reader's answer; None and a message at ``where`` when it cannot use the value."""
+    """The reader's result; None and a message at ``where`` when it cannot use the value."""
     try:
         return reader(value)
     except UnusableError as exc:
@@ -105,6 +105,7 @@ def bool_text(value: object) -> bool:
 
 def whole_number(value: object, low: int, high: int) -> int:
     """A JSON integer between two bounds, both included."""
+    # A bool is an int in Python.
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise UnusableError(f"a whole number from {low} to {high}")
     return value
@@ -114,6 +115,7 @@ def whole_text(value: object, low: int, high: int, what: str) -> int:
     """A whole number written as a string, not below 0. ``what`` names it in the message."""
     expected = f"{what} from {low} to {high}"
     text = text_of(value, expected)
+    # The length first: `int` raises another error for more than 4300 digits.
     if not (text.isascii() and text.isdecimal() and len(text) <= len(str(high)) and low <= int(text) <= high):
         raise UnusableError(expected)
     return int(text)
@@ -127,6 +129,7 @@ def amount(value: object, expected: str) -> float:
         number = parse_quantity(value)
     except ValueError as exc:
         raise UnusableError(expected) from exc
+    # Kubernetes allows no quantity above 2^63-1.
     if not 0 <= number < 2**63:
         raise UnusableError(expected)
     return float(number)

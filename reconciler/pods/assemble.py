@@ -109,11 +109,12 @@ def merge_metas(uid: str, metas: Iterable[PodMeta]) -> PodMeta | None:
 
 def _join(strong: PodMeta, weak: PodMeta) -> tuple[ContainerMeta, ...]:
     by_name = {container.name: container for container in weak.containers}
-    is_weaks = has_spec(weak.source) and not has_spec(strong.source)
+    # CRI is stronger than a manifest, and its containers have no requests: then the manifest's count.
+    only_weak_has_spec = has_spec(weak.source) and not has_spec(strong.source)
     joined = []
     for container in strong.containers:
         other = by_name.pop(container.name, container)
-        joined.append(replace(other if is_weaks else container, id=container.id or other.id))
+        joined.append(replace(other if only_weak_has_spec else container, id=container.id or other.id))
     return (*joined, *by_name.values())
 
 
@@ -135,11 +136,11 @@ def assemble(known: PodInput, rules: ClassRules) -> Pod:
     memory, more = memory_wish_of(annotations)
     disks, of_disks = disk_preferences(annotations)
     unknown = _unknown_limits(meta, classification)
-    told_of = limited((*classification.problems, *unknown, *problems, *more, *of_disks))
-    classification = replace(classification, problems=told_of)
-    message = _Told(meta)
+    messages = limited((*classification.problems, *unknown, *problems, *more, *of_disks))
+    classification = replace(classification, problems=messages)
+    metas = _ContainerMetas(meta)
     containers_now = tuple(
-        _container(cid, group, known.facts.get(cid), message, known.granted)
+        _container(cid, group, known.facts.get(cid), metas, known.granted)
         for cid, group in sorted(known.containers.items())
     )
     return Pod(
@@ -165,6 +166,7 @@ def assemble(known: PodInput, rules: ClassRules) -> Pod:
         unobeyed=tuple(unobeyed(annotations)),
         meta_source=f"{meta.source}+cgroup" if meta else "cgroup",
         sandbox=known.sandbox,
+        # Containers in a machine of the pod's own have no cgroups: the pod is managed by what its spec declares.
         declared=_admitted(meta, known.granted) if meta and known.sandbox else (),
         overhead=meta.overhead if meta and known.sandbox else Resources(),
         tolerates=meta.tolerates if meta else (),
@@ -190,7 +192,7 @@ def _admitted(meta: PodMeta, granted: Mapping[str, Resize]) -> tuple[ContainerMe
     return tuple(containers)
 
 
-class _Told:
+class _ContainerMetas:
     """One pod's container metadata, by id and by name."""
 
     def __init__(self, meta: PodMeta | None) -> None:
@@ -201,12 +203,13 @@ class _Told:
 
 
 def _container(
-    cid: str, group: GroupRef, facts: ContainerInput | None, message: _Told, granted: Mapping[str, Resize]
+    cid: str, group: GroupRef, facts: ContainerInput | None, metas: _ContainerMetas, granted: Mapping[str, Resize]
 ) -> Container:
     name = facts.name if facts else None
-    meta = message.by_id.get(cid) or (message.by_name.get(name) if name else None)
+    # By name for a container whose id the sources do not report yet: its bundle has the name.
+    meta = metas.by_id.get(cid) or (metas.by_name.get(name) if name else None)
     kind = facts.kind if facts else ContainerKind.UNKNOWN
-    if kind is ContainerKind.UNKNOWN and cid in message.sandboxes:
+    if kind is ContainerKind.UNKNOWN and cid in metas.sandboxes:
         kind = ContainerKind.SANDBOX
     elif meta is not None and kind in (ContainerKind.UNKNOWN, ContainerKind.APP):
         # A bundle does not separate init containers from the others, the pod's spec does.

@@ -15,21 +15,7 @@ Sources, strongest first; the first with a result decides:
    ``kube-system``, and pods with OpenShift's annotation ``target.workload.openshift.io/management``;
 9. the Kubernetes QoS class: BestEffort is reclaimed, the rest shared.
 
-**Unknown labels.** A pod whose labels and annotations cannot be read keeps the class of the last time they were (over a
-restart, too); only overrides have precedence over that. If they were never read, 1 and 5-9 decide.
-
-**Unknown priority.** Only a pod's spec has it: the lists of kubelet and API server, and manifests. CRI and the
-runtime's bundles do not.
-
-**Conflicts.** When two of 2-7 disagree, the stronger still decides, and ``problems`` names the others: a class that
-changes with the order of the sources' results would be worse than a wrong one. Overrides contradict on purpose and are
-not reported (two overrides that disagree are); QoS does not describe latency and is not reported either.
-
-Rule 6 is bypassd's: kube-proxy and similar pods are often BestEffort, and limiting them slows the pods that this agent
-protects. It is below the operator's selectors, so it can be overridden. A static pod in another namespace is an
-ordinary pod.
-
-**Broken marks** cause one message each and decide nothing; the pod still gets a class from the other sources.
+A broken mark is one message and decides nothing; the pod gets its class from the other sources.
 
 Source: design, section 2; Kubernetes documentation on pod priority; the Katalyst, Koordinator and Volcano manuals.
 """
@@ -71,7 +57,7 @@ _VOLCANO: Final = {"LC": True, "HLS": True, "LS": True, "BE": False}
 
 _LONGEST_LEVEL: Final = 20
 
-# The words that Go's ParseBool takes, which is what those projects read the mark with.
+# The words that Go's ParseBool takes, by which those projects read the mark.
 _BOOLS: Final = {
     **dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True),
     **dict.fromkeys(("0", "f", "F", "FALSE", "false", "False"), False),
@@ -105,6 +91,7 @@ def classification_input(
     uid: str, qos: QosClass, meta: PodMeta | None = None, *, exclusive: bool = False, last: LastClass | None = None
 ) -> ClassificationInput:
     """The facts of one pod directory; ``qos`` is the path's, which the kubelet acts on, even if a list differs."""
+    # Only the spec has the priority: CRI and the runtime's bundles do not report it.
     known = meta is not None and has_spec(meta.source)
     meta = meta or PodMeta(uid=uid, source="")
     if meta.qos is not None and meta.qos is not qos:
@@ -114,23 +101,30 @@ def classification_input(
 
 
 def classify(facts: ClassificationInput, rules: ClassRules) -> Classification:
-    """The pod's class by the order above. Never fails: a pod about which nothing is known has its QoS."""
+    """The pod's class by the order above. Never fails: a pod about which nothing is known has its QoS.
+
+    While labels and annotations cannot be read, the class of the last time they were counts (over a restart, too); only
+    overrides have precedence over it. If they were never read, 1 and 5-9 decide.
+    """
     problems = list(facts.meta.problems)
     certain = facts.meta.labels is not None and facts.meta.annotations is not None
     fitting = [rule for rule in rules.overrides if _fits(rule, facts)]
     if fitting:
         overrides = [_Claim(rule.pod_class, f"override: {rule.title}") for rule in fitting]
+        # With each other only: an override contradicts the sources below it on purpose.
         problems += _disagreements(overrides)
+        # One of these may fit, and win, once the pod's labels or name are known.
         earlier = rules.overrides[: rules.overrides.index(fitting[0])]
         return Classification(
             pod_class=overrides[0].pod_class,
             source=overrides[0].source,
             problems=tuple(problems),
             certain=certain or not any(rule.needs_labels or rule.pod for rule in earlier),
+            # The class without overrides: it counts when this one is removed while the labels cannot be read.
             last=classify(facts, msgspec.structs.replace(rules, overrides=())).last,
         )
     if not certain and facts.last is not None:
-        # What is unknown now was known: a pod does not become online by a list that fails or leaves it out.
+        # A pod does not become online because a list fails or leaves it out.
         note(problems, f"labels and annotations unavailable: keeping class {facts.last.pod_class}")
         return Classification(
             pod_class=facts.last.pod_class,
@@ -143,7 +137,7 @@ def classify(facts: ClassificationInput, rules: ClassRules) -> Classification:
     if claims:
         problems += _disagreements(claims)
         pod_class, source = claims[0]
-    elif (unknown := _perhaps_system(facts)) is not None:
+    elif (unknown := _presumed_system(facts)) is not None:
         pod_class, source = PodClass.SYSTEM, unknown
     else:
         reclaimed = facts.qos is QosClass.BESTEFFORT
@@ -159,7 +153,7 @@ def classify(facts: ClassificationInput, rules: ClassRules) -> Classification:
 
 
 def _claims(facts: ClassificationInput, rules: ClassRules, problems: list[str]) -> Iterator[_Claim]:
-    """Every opinion from Katalyst's downwards to exclusive CPUs, strongest first; broken marks go to ``problems``."""
+    """The sources 2 to 7 that have a result, strongest first; broken marks are added to ``problems``."""
     labels = facts.meta.labels or {}
     annotations = facts.meta.annotations or {}
     yield from _lookup(f"annotation {KATALYST_QOS}", annotations.get(KATALYST_QOS), _KATALYST, problems)
@@ -225,6 +219,7 @@ def _volcano_level(text: str) -> bool | None:
     if text in _VOLCANO:
         return _VOLCANO[text]
     try:
+        # 8 is not a level either.
         number = int(text) if len(text) <= _LONGEST_LEVEL else 8
     except ValueError:
         return None
@@ -232,16 +227,22 @@ def _volcano_level(text: str) -> bool | None:
 
 
 def _system(facts: ClassificationInput) -> str | None:
+    """Why the pod is the cluster's own critical one; None: it is not.
+
+    A rule of bypassd's: kube-proxy and similar pods are often BestEffort, and limiting them slows the pods that this
+    agent protects. It is below the operator's selectors, so it can be overridden.
+    """
     if facts.meta.priority_class in _SYSTEM_PRIORITY_CLASSES:
         return f"priority class {facts.meta.priority_class}"
     if facts.meta.priority is not None and facts.meta.priority >= _SYSTEM_PRIORITY:
         return f"priority {facts.meta.priority}"
+    # A static pod in another namespace is an ordinary pod.
     if facts.meta.static and facts.meta.namespace == KUBE_SYSTEM:
         return "static pod of kube-system"
     return None
 
 
-def _perhaps_system(facts: ClassificationInput) -> str | None:
+def _presumed_system(facts: ClassificationInput) -> str | None:
     """Why a BestEffort pod is unmanaged until its priority is known; None: it is not."""
     known = facts.priority_known or facts.meta.priority is not None or facts.meta.priority_class is not None
     if known or facts.qos is not QosClass.BESTEFFORT:
@@ -267,7 +268,11 @@ def _fits(rule: ClassOverride, facts: ClassificationInput) -> bool:
 
 
 def _disagreements(claims: list[_Claim]) -> list[str]:
-    """One message per weaker source with another class than the first."""
+    """One message per weaker source with another class than the first.
+
+    The first decides all the same: a class that changed with the order of the sources' results would be worse than a
+    wrong one. QoS is not among the claims, as it does not describe latency.
+    """
     first = claims[0]
     return [
         f"{first.source} gives {first.pod_class}, {claim.source} gives {claim.pod_class}: the first applies"

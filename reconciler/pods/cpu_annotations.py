@@ -7,13 +7,8 @@ Pure; never fails. Three dialects are read, so that a cluster of either can put 
   ``oom_priority`` in ``memory_enhancement``.
 - **Koordinator**, CPU: ``resource-status`` (the scheduler's decision), ``resource-spec``, ``numa-topology-spec``,
   ``cpuBurst``, and the meaning of the classes LSE and LSR for BE pods. Memory: ``memoryQOS`` (``policy`` and the
-  percentages of its strategy), ``oom-score-adj`` and ``oom-score-adj-spec``; its watermarks, priorities and
-  page-cache limits need a kernel of their own and are ignored.
-
+  percentages of its strategy), ``oom-score-adj`` and ``oom-score-adj-spec``.
 - **rubik** and Volcano's agent: ``quota-burst-time``, the burst of each container in microseconds.
-
-Where two disagree, Katalyst's counts, as it does for the class, and a message reports it. A decision
-(``numa_bind_result``, ``resource-status``) has precedence over the pod's request.
 
 A broken value is one message with the annotation and the field, and that field is unset; the others of the same
 annotation count. Katalyst itself drops the whole annotation when one value in it is not a string.
@@ -119,9 +114,10 @@ def parse(labels: Mapping[str, str], annotations: Mapping[str, str]) -> tuple[Cp
     problems: list[str] = []
     fields = {name: value for name, value in _katalyst(annotations, problems).items() if value is not None}
     for name, value in _koordinator(labels, annotations, problems).items():
+        # Where two dialects disagree, Katalyst's counts, as it does for the class.
         if value is not None and fields.setdefault(name, value) != value:
-            said = f"Katalyst's annotations give {name} {_shown(fields[name])}, Koordinator's give {_shown(value)}"
-            problems.append(f"{said}: the first applies")
+            values = f"Katalyst's annotations give {name} {_shown(fields[name])}, Koordinator's give {_shown(value)}"
+            problems.append(f"{values}: the first applies")
     return replace(CpuPreferences(), **fields), tuple(problems)
 
 
@@ -134,15 +130,15 @@ def within_request(wish: CpuPreferences, request_milli: int) -> tuple[CpuPrefere
     most = -(-request_milli // 1000)
     if wish.cpus is None or not most or len(wish.cpus) <= most:
         return wish, None
-    said = InputError(f"annotation {RESOURCE_STATUS}: cpuset", f"{len(wish.cpus)} CPUs", f"at most its request, {most}")
-    return replace(wish, cpus=None), str(said)
+    where = f"annotation {RESOURCE_STATUS}: cpuset"
+    return replace(wish, cpus=None), str(InputError(where, f"{len(wish.cpus)} CPUs", f"at most its request, {most}"))
 
 
 def _katalyst(annotations: Mapping[str, str], problems: list[str]) -> _Fields:
     cpu = JsonAnnotation(annotations, CPU_ENHANCEMENT, problems)
     memory = JsonAnnotation(annotations, MEMORY_ENHANCEMENT, problems)
-    numbers = read_plain(annotations, NUMA_IDS, node_list, problems)
-    decided = read_plain(annotations, NUMA_BIND_RESULT, _bound, problems)
+    requested = read_plain(annotations, NUMA_IDS, node_list, problems)
+    decided = read_plain(annotations, NUMA_BIND_RESULT, _bind_result, problems)
     return {
         "pool": cpu.read("cpuset_pool", _pool),
         "numa_share": cpu.read("numa_share", bool_text),
@@ -154,7 +150,8 @@ def _katalyst(annotations: Mapping[str, str], problems: list[str]) -> _Fields:
         "numa_binding": memory.read("numa_binding", bool_text),
         "numa_exclusive": memory.read("numa_exclusive", bool_text),
         "node_count": read_plain(annotations, NUMA_NUMBER, _node_count, problems),
-        "nodes": decided or numbers,
+        # The scheduler's decision has precedence over the pod's request.
+        "nodes": decided or requested,
         "main": read_plain(annotations, MAIN_CONTAINER, _container_name, problems),
         "burst_us": read_plain(annotations, QUOTA_BURST_TIME, _burst_us, problems),
     }
@@ -223,12 +220,13 @@ def _node_count(value: object) -> int:
     return whole_text(value, 1, NUMA_NODES, "a number of NUMA nodes")
 
 
-def _bound(value: str) -> tuple[int, ...] | None:
-    """The decision: one node in older releases, several later on; -1 is "not bound"."""
+def _bind_result(value: str) -> tuple[int, ...] | None:
+    """The scheduler's decision: one node in older releases, several in later ones; -1 is "not bound"."""
     return None if value.strip() == _NOT_BOUND else node_list(value)
 
 
 def _some_cpus(value: object) -> CpuSet | None:
+    # An empty set decides nothing.
     return cpu_list(value) or None
 
 
@@ -277,7 +275,10 @@ _POLICIES: Final[Mapping[str, Mapping[str, bool]]] = {
 
 
 def memory_wish_of(annotations: Mapping[str, str]) -> tuple[MemoryPreferences, tuple[str, ...]]:
-    """The pod's requests, and a message for every part of them that could not be used. Unknown fields are ignored."""
+    """The pod's requests, and a message for every part of them that could not be used. Unknown fields are ignored.
+
+    So are Koordinator's watermarks, priorities and page-cache limits, which need a kernel of their own.
+    """
     problems: list[str] = []
     qos = JsonAnnotation(annotations, MEMORY_QOS, problems)
     enhancement = JsonAnnotation(annotations, MEMORY_ENHANCEMENT, problems)

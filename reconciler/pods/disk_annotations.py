@@ -3,9 +3,8 @@
 - rubik's ``volcano.sh/blkio-limit``: ``{"device_read_bps": [{"device": "/dev/sda", "value": "10485760"}]}``, also
   ``device_write_bps``, ``device_read_iops`` and ``device_write_iops``.
 - Koordinator's ``koordinator.sh/blkioQOS``: ``{"blocks": [{"name": "/dev/vda", "type": "device", "ioCfg": {"readIOPS":
-  100}}]}``, also ``writeIOPS``, ``readBPS`` and ``writeBPS``; 0: unlimited. Blocks of other types (volume groups, a
-  pod's volumes) are a message: their disks are known to LVM and to the storage driver only. Weights and cost models are
-  the node's (`policies.disk`) and are ignored.
+  100}}]}``, also ``writeIOPS``, ``readBPS`` and ``writeBPS``; 0: unlimited. Weights and cost models are the node's
+  (`policies.disk`) and are ignored.
 
 The names are the tenant's text. They are only compared with the disks that the configuration names, never opened.
 """
@@ -64,6 +63,7 @@ def _blocks(value: object) -> list[_Limit]:
 
 
 def _block(row: Mapping[str, Any], expected: str) -> Iterator[_Limit]:
+    # Of volume groups and of a pod's volumes, only LVM and the storage driver know the disks.
     if row.get("type", "device") != "device":
         raise UnusableError(f"{expected}: only type device is supported")
     disk = _disk(row.get("name"), expected)

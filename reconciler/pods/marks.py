@@ -4,8 +4,7 @@ Their author is the tenant: up to 256 KiB of annotations and more than 1 MiB of 
 are used here. A map of usual size is kept whole. Of a larger one only the keys that are read are kept: those of the
 tables below, and those that the configuration names (`MarkReader.use`). The rest is skipped while decoding and never
 becomes an object. A value that is longer than its key allows is refused with a message, and so is a value with which
-the kept ones would exceed a pod's share of memory (`MOST_KEPT`): one character outside of Latin-1 makes each character
-of its text cost two or four bytes.
+the kept ones would exceed a pod's share of memory (`MOST_KEPT`).
 
 A reader of a key that is not in a table gets nothing of a large map, so each new key must be added here; the tests take
 the keys from here and give each its worst values.
@@ -32,11 +31,16 @@ LONGEST_LABEL: Final = 256
 LONGEST_NAME: Final = 253
 """Characters of a pod's, container's, owner's or priority class's name, as of the API server."""
 MOST_KEPT: Final = {"annotation": 24 * 1024, "label": 8 * 1024}
-"""Bytes of memory of all that is kept of a pod's annotations and of its labels, keys included."""
+"""Bytes of memory of all that is kept of a pod's annotations and of its labels, keys included.
+
+Not the length of their text: one character outside of Latin-1 makes each character of a text cost two or four bytes.
+"""
 MOST_PROBLEMS: Final = 16
 """Messages about one pod; what else is wrong with it is not listed."""
 _SMALL_MAP: Final = 16 * 1024
+"""Bytes of JSON up to which a map is kept whole."""
 _FEW: Final = 128
+"""Keys up to which a decoded map is kept whole."""
 # Keys that a message names, and characters of each.
 _FEW_NAMED: Final = 4
 _NAMED: Final = 60
@@ -83,7 +87,7 @@ _WORD_ANNOTATIONS: Final = (
     "volcano.sh/qos-level",
     "volcano.sh/quota-turbo",
 )
-_WEIGHTIEST: Final = (
+_MOST_IMPORTANT: Final = (
     # The class, and the pod's identity.
     "koordinator.sh/qosClass",
     "katalyst.kubewharf.io/qos_level",
@@ -93,7 +97,7 @@ _WEIGHTIEST: Final = (
     "kubernetes.io/config.mirror",
     "kubernetes.io/config.source",
     "kubernetes.io/config.hash",
-    # What it wants of CPUs and memory.
+    # CPUs and memory that it requests.
     "scheduling.koordinator.sh/resource-status",
     "node.koordinator.sh/extended-resource-spec",
     "scheduling.koordinator.sh/resource-spec",
@@ -103,7 +107,7 @@ _WEIGHTIEST: Final = (
     "koordinator.sh/cpuBurst",
     "koordinator.sh/memoryQOS",
 )
-"""Where not all has room these are kept first, in this order."""
+"""Where not all keys have room, these are kept first, in this order."""
 UNOBEYED: Final[Mapping[str, str]] = {
     "koordinator.sh/networkQOS": (
         "limits of one pod's network are the CNI's (kubernetes.io/egress-bandwidth); BE pods together: policies.network"
@@ -136,8 +140,8 @@ _LIMITS: Final[Mapping[str, int]] = {
     # Their presence is reported; unless the configuration names the key, the value is not kept, whatever its length.
     **dict.fromkeys(sorted(UNOBEYED), LONGEST_JSON),
 }
-ANNOTATIONS: Final[Mapping[str, int]] = {key: _LIMITS[key] for key in (*_WEIGHTIEST, *_LIMITS) if key in _LIMITS}
-"""The annotations that are read, in the order of their weight, and how many bytes each may have."""
+ANNOTATIONS: Final[Mapping[str, int]] = {key: _LIMITS[key] for key in (*_MOST_IMPORTANT, *_LIMITS) if key in _LIMITS}
+"""The annotations that are read, the most important first, and how many bytes each may have."""
 LABELS: Final = frozenset(
     {
         "koordinator.sh/core-sched-group-id",
@@ -158,6 +162,7 @@ LABELS: Final = frozenset(
 )
 """The labels that are read."""
 _UNUSED: Final = frozenset({"kubectl.kubernetes.io/last-applied-configuration"})
+"""A copy of the whole pod that ``kubectl apply`` writes."""
 
 _MAP: Final = msgspec.json.Decoder(dict[str, str])
 _TEXT: Final = msgspec.json.Decoder(str)
@@ -227,7 +232,7 @@ class MarkReader:
         self._annotations = _Table(
             "annotation", {**ANNOTATIONS, **more}, frozenset(UNOBEYED.keys() - configured.annotations)
         )
-        first = (key for key in _WEIGHTIEST if key in LABELS)
+        first = (key for key in _MOST_IMPORTANT if key in LABELS)
         self._labels = _Table(
             "label", dict.fromkeys((*first, *sorted(LABELS), *sorted(configured.labels)), LONGEST_LABEL)
         )
@@ -235,7 +240,7 @@ class MarkReader:
 
 @final
 class _Table:
-    """The keys of one kind of map, each with the most bytes of its value; the weightiest first.
+    """The keys of one kind of map, each with the most bytes of its value; the most important first.
 
     ``unread``: keys that are kept with an empty value.
     """
@@ -244,6 +249,7 @@ class _Table:
         self._kind = kind
         self._unread = unread
         self._other = LONGEST_LABEL if kind == "label" else LONGEST_WORD
+        """The most bytes of a value whose key is not in the table, in a small map."""
         self._longest = longest
         self._decoder: msgspec.json.Decoder[Any] | None = None  # of a type that is made here
 
@@ -266,7 +272,7 @@ class _Table:
         return kept if _memory(kept) <= MOST_KEPT[self._kind] else self._fitting(kept, problems)
 
     def _fitting(self, texts: Mapping[str, str], problems: list[str]) -> dict[str, str]:
-        """What has room in the order of weight, and one message with the keys that are read and have none."""
+        """What has room, the most important first, and one message with the keys that are read and have none."""
         kept: dict[str, str] = {}
         left, most, out = MOST_KEPT[self._kind], MOST_KEPT[self._kind], []
         for key in (
@@ -291,6 +297,8 @@ class _Table:
             # A null map is an empty one.
             return self._picked(_MAP.decode(text) if bytes(text[:4]) != b"null" else {})
         if self._decoder is None:
+            # A struct and not a map: the decoder skips unknown keys without making objects of them. Of raw values the
+            # length is known before they become texts.
             names = {f"key_{number}": key for number, key in enumerate(self._longest)}
             fields = [(name, Raw, msgspec.field(default=_NULL)) for name in names]
             self._decoder = msgspec.json.Decoder(msgspec.defstruct("Marks", fields, rename=names))
@@ -304,7 +312,7 @@ class _Table:
                 continue
             if key in self._unread and bytes(value[:1]) == b'"':
                 taken[key] = ""
-            # A byte is a character of six at most, as an escape.
+            # In JSON a byte of the text takes six at most (``\u0000``), and the quotes two.
             elif len(value) > 6 * most + 2:
                 note(problems, too_long(f"{self._kind} {key}", len(value), most, "bytes"))
             else:
@@ -314,6 +322,7 @@ class _Table:
     def _picked(self, texts: Mapping[str, str]) -> Mapping[str, str]:
         """A small map without its unused keys, else only the keys that are read."""
         if len(texts) <= _FEW:
+            # A valid key is a prefix of 253 characters at most, a slash and a name of 63.
             return {key: texts[key] for key in texts if key not in _UNUSED and len(key) <= 2 * LONGEST_NAME}
         return {key: texts[key] for key in self._longest if key in texts}
 

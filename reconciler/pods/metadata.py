@@ -1,8 +1,7 @@
 """Pod metadata from all its sources, and requests for single pods.
 
 The kubelet's list is the most complete and is requested periodically; CRI is called for single pods, if the kubelet has
-no labels for them (it does not respond, or does not list the pod yet). Its connection and library are prepared at the
-start: the first call takes longer than a container's creation. Neither ever removes known facts of an existing
+no labels for them (it does not respond, or does not list the pod yet). Neither ever removes known facts of an existing
 pod.
 """
 
@@ -21,6 +20,7 @@ from state.model import PodMeta, SourceStatus
 
 _LOG: Final = get_log("metadata")
 _FEW: Final = 8
+"""Up to this many pods are requested from the runtime one by one, more by a list of all."""
 _RETRY_S: Final = (0.003, 0.01, 0.05, 0.2, 1.0, 5.0)
 """A runtime lists a new pod's sandbox some milliseconds after its first directory."""
 _LIST_GAP_S: Final = 1.0
@@ -91,13 +91,14 @@ class Metadata:
         self._watch = watch
         self._kubelet = kubelet
         self._cri = cri
-        self._told: dict[str, PodMeta] = {}
+        self._from_cri: dict[str, PodMeta] = {}
         self._answered_at: float | None = None
         self._problem: str | None = None
         self._unread: tuple[str, ...] = ()
         self._relist = False
         self._listed_at = -math.inf
-        self._again: dict[str, tuple[int, float]] = {}
+        self._requested: dict[str, tuple[int, float]] = {}
+        """Of each pod that CRI is called for: the calls without a result, and when the next one is due."""
         self._wake = WakeUp()
         self.manifests: dict[str, PodMeta] = {}
 
@@ -119,7 +120,7 @@ class Metadata:
         self.manifests = {meta.uid: meta for meta in manifests}
 
     def get(self, uid: str) -> list[PodMeta]:
-        tables = (self._kubelet.known if self._kubelet is not None else {}, self._told, self.manifests)
+        tables = (self._kubelet.known if self._kubelet is not None else {}, self._from_cri, self.manifests)
         metas = [table[uid] for table in tables if uid in table]
         watched = None if self._watch is None else self._watch.known.get(uid)
         if watched is None:
@@ -141,7 +142,7 @@ class Metadata:
             self._kubelet.keep_only(alive)
         if self._watch is not None:
             self._watch.keep_only(alive)
-        for table in (self._told, self._again):
+        for table in (self._from_cri, self._requested):
             for uid in [uid for uid in table if uid not in alive]:
                 table.pop(uid, None)
 
@@ -165,7 +166,7 @@ class Metadata:
         self.refresh()
         if self._watch is not None:
             self._watch.relist()
-        if self._told:
+        if self._from_cri:
             self._relist = True
             self._wake.set()
 
@@ -181,7 +182,7 @@ class Metadata:
             for uid in missing:
                 # At once, whatever the last delay: a pass means that something is new, and a sandbox is listed by the
                 # time its pod's first container appears.
-                self._again[uid] = (self._again.get(uid, (0, now))[0], now)
+                self._requested[uid] = (self._requested.get(uid, (0, now))[0], now)
             self._wake.set()
 
     async def prefetch(self, uids: Collection[str], seconds: float) -> None:
@@ -194,17 +195,17 @@ class Metadata:
             return
         with trio.move_on_after(seconds):
             if self._kubelet is not None:
-                await self._ask_kubelet(self._kubelet)
+                await self._refresh_kubelet(self._kubelet)
                 missing = self._unlabelled(missing)
             if missing:
-                await self._ask_cri_all()
+                await self._list_cri()
         self.request(missing)
 
-    async def _ask_kubelet(self, kubelet: PodList) -> None:
+    async def _refresh_kubelet(self, kubelet: PodList) -> None:
         with contextlib.suppress(SourceError):  # reported in its own status
             await kubelet.refresh()
 
-    async def _ask_cri_all(self) -> None:
+    async def _list_cri(self) -> None:
         if self._cri is not None:
             await self._with_cri(self._cri.pods)
 
@@ -225,11 +226,12 @@ class Metadata:
         """Request wanted pods until they are reported."""
         task_status.started()
         try:
+            # The first call loads a library and connects, which takes longer than a container's creation.
             await self._with_cri(self._warm_up)
             while True:
-                due = -math.inf if self._relist else min((at for _, at in self._again.values()), default=math.inf)
+                due = -math.inf if self._relist else min((at for _, at in self._requested.values()), default=math.inf)
                 if not await self._wake.wait_until(due):
-                    await self._ask_again()
+                    await self._request_due()
         finally:
             if self._cri is not None:
                 with trio.CancelScope(shield=True):
@@ -240,39 +242,40 @@ class Metadata:
             await self._cri.version()
         return ()
 
-    async def _ask_again(self) -> None:
+    async def _request_due(self) -> None:
         """Request the pods that are due; those reported are marked, the others wait longer."""
         if self._relist:
             self._relist = False
-            await self._ask_cri_all()
+            await self._list_cri()
         now = trio.current_time()
-        due = [uid for uid, (_, at) in self._again.items() if at <= now]
+        due = [uid for uid, (_, at) in self._requested.items() if at <= now]
         if len(self._unlabelled(due)) > _FEW:
-            await self._ask_cri_all()
+            await self._list_cri()
         for uid in due:
-            await self._ask_cri(uid)
-            times = self._again[uid][0] if uid in self._again else 0
+            await self._request_from_cri(uid)
+            # The pod may have been removed during the call.
+            times = self._requested[uid][0] if uid in self._requested else 0
             if self._labelled(uid):
-                self._again.pop(uid, None)
+                self._requested.pop(uid, None)
                 self._dirty.mark(pod_key(uid))
-            elif uid in self._again:
+            elif uid in self._requested:
                 delay = _RETRY_S[min(times, len(_RETRY_S) - 1)]
-                self._again[uid] = (times + 1, trio.current_time() + delay)
+                self._requested[uid] = (times + 1, trio.current_time() + delay)
 
-    async def _ask_cri(self, uid: str) -> None:
+    async def _request_from_cri(self, uid: str) -> None:
         if self._cri is None or self._labelled(uid):
             return
         cri = self._cri
 
-        async def one() -> tuple[PodMeta, ...]:
+        async def pod() -> tuple[PodMeta, ...]:
             meta = await cri.pod(uid)
             return () if meta is None else (meta,)
 
-        await self._with_cri(one)
+        await self._with_cri(pod)
 
-    async def _with_cri(self, question: Callable[[], Awaitable[tuple[PodMeta, ...]]]) -> None:
+    async def _with_cri(self, call: Callable[[], Awaitable[tuple[PodMeta, ...]]]) -> None:
         try:
-            metas = await question()
+            metas = await call()
         except SourceError as exc:
             if self._problem != str(exc):
                 _LOG.warning(str(exc))
@@ -285,11 +288,12 @@ class Metadata:
                 _LOG.warning("the runtime named something that cannot be used", error=problem)
             self._unread = self._cri.problems
         for meta in metas:
-            before = self._told.get(meta.uid)
+            before = self._from_cri.get(meta.uid)
             if before is not None and before.labels is not None and meta.labels is None:
                 continue  # its sandbox is not listed now: what is known of a pod that is there is never shrunk
             if meta != before:
-                self._told[meta.uid] = meta
+                self._from_cri[meta.uid] = meta
+                # A new one is marked by `_request_due`, once its labels are reported.
                 if before is not None:
                     self._dirty.mark(pod_key(meta.uid))
 

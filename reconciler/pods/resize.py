@@ -7,10 +7,7 @@ is in `state.model.Container.resize`.
 
 Sources: the kubelet's checkpoint (`state.kubelet`) at the moment of admission, and limits from 1.32 on; the pod's
 status (``allocatedResources``, ``resources``, ``resize`` or from 1.33 two conditions) when the API server has returned
-it, seconds later. The checkpoint counts before the status. Unreported limits are those of the spec, except while a
-resize is pending: then they are what the runtime has.
-
-Only CPU and memory can be resized, so batch and reclaimed resources always come from the spec or its annotation.
+it, seconds later.
 """
 
 from collections.abc import Iterable, Mapping
@@ -103,7 +100,8 @@ def effective(
 ) -> EffectiveResources:
     """The resources that count for one container.
 
-    ``requests`` and ``limits``: the spec's; ``status``: from the pod's status; ``kubelet``: the checkpoint.
+    ``requests`` and ``limits``: the spec's; ``status``: from the pod's status; ``kubelet``: the checkpoint, which
+    counts before the status.
     """
     status, kubelet = status or Resize(), kubelet or Resize()
     state = kubelet.state or status.state
@@ -112,17 +110,19 @@ def effective(
     admitted = _first(kubelet.requests, status.requests)
     waits = state in _PENDING or (admitted is not None and not _same(admitted, requests))
     now = _with(requests, _first(admitted, had_requests if waits else None))
+    # Unreported limits are the spec's, except while a resize is pending: then they are what the runtime has.
     limit = _with(limits, _first(kubelet.limits, status.limits, had_limits if waits else None))
     pending = [*_changes("requests", now, requests), *_changes("limits", limit, limits)]
     if pending:
         text = state if state in _PENDING else PROPOSED
-        return EffectiveResources(now, limit, _words(text, pending, status.message))
+        return EffectiveResources(now, limit, _described(text, pending, status.message))
+    # A checkpoint with the runtime's values (1.33) shows a resize in progress before the status reports it.
     if state == IN_PROGRESS or (kubelet.actual_requests is not None and state is None):
         running = [*_changes("requests", had_requests, now), *_changes("limits", had_limits, limit)]
         if running:
-            return EffectiveResources(now, limit, _words(IN_PROGRESS, running, status.message))
+            return EffectiveResources(now, limit, _described(IN_PROGRESS, running, status.message))
     if state in _PENDING and admitted is None and had_requests is None:
-        return EffectiveResources(now, limit, _words(state, ["the admitted resources are unknown"], status.message))
+        return EffectiveResources(now, limit, _described(state, ["the admitted resources are unknown"], status.message))
     return EffectiveResources(now, limit, None)
 
 
@@ -133,6 +133,7 @@ def _first(*result: Resources | None) -> Resources | None:
 def _with(spec: Resources, resources: Resources | None) -> Resources:
     if resources is None or _same(spec, resources):
         return spec
+    # Only CPU and memory can be resized: batch and reclaimed resources always come from the spec or its annotation.
     return replace(spec, cpu_milli=resources.cpu_milli, memory_bytes=resources.memory_bytes)
 
 
@@ -158,5 +159,5 @@ def _amount(value: int | None, unit: str) -> str:
     return "none" if value is None else f"{value}{unit}"
 
 
-def _words(state: str, changes: Iterable[str], message: str) -> str:
+def _described(state: str, changes: Iterable[str], message: str) -> str:
     return f"{state}: {', '.join(changes)}" + (f" ({message})" if message else "")

@@ -1,15 +1,12 @@
 """Requests and limits of containers, from a pod's spec and from the annotation of colocation webhooks.
 
 A BE pod of Koordinator, Volcano or Katalyst requests CPU and memory under names of their own, which the kubelet does
-not enforce: its cgroups remain without a limit. bypassd limits such a pod by those numbers.
+not enforce: its cgroups remain without a limit. bypassd limits such a pod by those numbers. So does an online pod that
+requests Koordinator's mid-tier resources.
 
-So does an online pod that requests Koordinator's mid-tier resources.
-
-**The annotation** is a tenant's word, except where an admission webhook overwrites it. Koordinator's copies the spec's
+**The annotation** is a tenant's text, except where an admission webhook overwrites it. Koordinator's copies the spec's
 batch requests and limits into it at each creation and change of a pod, and removes what the spec does not have; no
-scheduler reads it. So a request that the spec lacks is kept as a claim (``claimed_*``), which weighs nothing against
-other pods (`reconciler.policies.base.pod_asks`), unless the configuration declares that such a webhook owns the
-annotation. A limit bounds the pod itself only, so it applies in either case. Mid-tier requests are never the webhook's.
+scheduler reads it.
 
 Source: reference values of ``kubernetes.io/batch-*``, ``kubernetes.io/mid-*`` and
 ``resource.katalyst.kubewharf.io/reclaimed_*`` (all count thousandths of a CPU, and bytes); Koordinator's annotation
@@ -167,6 +164,7 @@ def with_extended(
             msgspec.structs.replace(
                 container,
                 requests=_requested(container.requests, requests, by_webhook=by_webhook),
+                # A limit bounds the pod itself only, so it applies with or without a webhook.
                 limits=_filled(container.limits, limits),
             )
         )
@@ -184,7 +182,11 @@ def cpu_request(containers: Collection[ContainerMeta]) -> int:
 
 
 def _requested(spec: Resources, extra: Resources, *, by_webhook: bool) -> Resources:
-    """``spec`` with what the annotation requests beyond it: counted where the webhook wrote it, else as a claim."""
+    """``spec`` with what the annotation requests beyond it: counted where the webhook wrote it, else as a claim.
+
+    A claim (``claimed_*``) weighs nothing against other pods (`reconciler.policies.base.pod_asks`).
+    """
+    # The webhook writes batch requests, never mid-tier ones.
     if by_webhook and not extra.mid:
         return _filled(spec, extra)
     return msgspec.structs.replace(
