@@ -6,16 +6,6 @@ One law: *protection grows at once and shrinks only on proof*. A pod's exclusive
 removed, or when a good checkpoint has left them out for a while; never because a file was torn, empty, missing or
 foreign.
 
-What the recordings show and this handles:
-
-- One change is two renames about 1 ms apart, with CPUs without an owner between them. A reading that covers fewer CPUs
-  than the one before waits for its second half.
-- Entries outlive their pods (up to 10 s, or until the next admission; as long as the kubelet is down): an entry counts
-  while its pod's cgroup exists. When the cgroup no longer exists and the kubelet's list is without the pod, its CPUs
-  count as free, although the file does not have them in the default set yet; without a list after a while.
-- An entry appears some milliseconds before its pod's cgroup: a new one counts from the start.
-- A kubelet that restarts with an empty file has lost the entries of pods that still run.
-
 Source: fixtures/kubelet (kubelet 1.22, 1.27).
 """
 
@@ -54,7 +44,7 @@ class Allocations:
 
     def __init__(self) -> None:
         self._good: CpuManagerState | None = None
-        self._half: _PartialAllocation | None = None
+        self._partial: _PartialAllocation | None = None
         self._fault: CheckpointError | None = None
         self._held: dict[_Owner, _Allocated] = {}
         self._first_seen: dict[_Owner, float] = {}
@@ -71,7 +61,10 @@ class Allocations:
         return self._recheck_at
 
     def restarted(self, now: float) -> None:
-        """The kubelet started (again): what its file leaves out from now on it may simply have forgotten."""
+        """The kubelet started (again).
+
+        One that starts with an empty file has lost the entries of pods that still run.
+        """
         self._restarted_at = now
 
     def read(self, result: CpuManagerState | CheckpointError, now: float) -> None:
@@ -80,11 +73,12 @@ class Allocations:
             return
         self._fault = None
         if self._good is None or _covers(result, self._good):
-            self._half = None
+            self._partial = None
             self._accept(result, now)
             return
-        self._half = _PartialAllocation(result, now if self._half is None else self._half.since)
-        self._recheck_at = self._half.since + _PAIR_S
+        # One change is two renames about 1 ms apart, with CPUs without an owner between them: this may be the first.
+        self._partial = _PartialAllocation(result, now if self._partial is None else self._partial.since)
+        self._recheck_at = self._partial.since + _PAIR_S
         self._promote(now)
 
     def view(
@@ -103,12 +97,13 @@ class Allocations:
         """
         self._promote(now)
         self._release(pods, now)
-        due = [] if self._half is None else [self._half.since + _PAIR_S]
+        due = [] if self._partial is None else [self._partial.since + _PAIR_S]
         problems = [] if self._fault is None else [str(self._fault)]
         exclusive: dict[str, dict[str, CpuSet]] = {}
         owned = freed = EMPTY
         for owner, cpus in _flat(self._good).items():
             if _lacks(pods, owner):
+                # An entry appears some milliseconds before its pod's cgroup: a new one counts from the start.
                 young_until = self._first_seen[owner] + _ADMIT_S
                 if owner in self._existed or now >= young_until:
                     free_from = self._free_from(owner, listed, now)
@@ -153,11 +148,14 @@ class Allocations:
     def _free_from(self, owner: _Owner, listed: Collection[str] | None, now: float) -> float:
         """When the CPUs of an entry without a cgroup are free; while the kubelet lists the pod, later than now.
 
-        A pod that it lists may start its containers again. Entries by container id have no uid to find in the list.
+        Entries outlive their pods: up to 10 s, or until the next admission; as long as the kubelet is down. So the CPUs
+        are free before the file has them in the default set.
         """
         gone_at = self._gone_at.setdefault(owner, now)
+        # Entries by container id have no uid to find in the list.
         if listed is None or not owner[0]:
             return gone_at + _CONFIRM_S
+        # A pod that the kubelet lists may start its containers again.
         return now + _CONFIRM_S if owner[0] in listed else now
 
     def _why_held(self, uid: str, name: str, cpus: CpuSet, held: _Allocated) -> str:
@@ -166,9 +164,9 @@ class Allocations:
         return f"CPUs {cpus} of {uid}/{name} are held: the checkpoint left them out{when}, but the pod still runs"
 
     def _promote(self, now: float) -> None:
-        """The second half did not follow: the file's content counts as complete."""
-        if self._half is not None and now >= self._half.since + _PAIR_S:
-            state, self._half = self._half.state, None
+        """The second rename did not follow: the file's content counts as complete."""
+        if self._partial is not None and now >= self._partial.since + _PAIR_S:
+            state, self._partial = self._partial.state, None
             self._accept(state, now)
 
     def _accept(self, manager_state: CpuManagerState, now: float) -> None:
@@ -183,6 +181,7 @@ class Allocations:
         if manager_state.policy is CpuPolicy.STATIC:
             self._static_until = None
         elif before is not None and before.policy is CpuPolicy.STATIC:
+            # A kubelet of policy none does not rewrite the containers that run.
             self._static_until = now + _CONFIRM_S
 
     def _release(self, pods: Mapping[str, Pod] | None, now: float) -> None:

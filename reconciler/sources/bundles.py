@@ -60,6 +60,7 @@ class Bundle(Struct, frozen=True, kw_only=True):
         """
         if self.pod_uid is None:
             return None
+        # Without what the runtime itself has added.
         own = {key: value for key, value in self.annotations.items() if not key.startswith((_CRI, _CRIO))}
         marks = marks_of(self.labels or {}, own, reader)
         container = ContainerMeta(name=self.container_name or "", kind=self.kind, id=self.container_id)
@@ -86,7 +87,7 @@ class InitProcess(NamedTuple):
 
 
 def init_process(pid: int | None, start: int = 0) -> InitProcess | None:
-    """As a record has it; None for process 1, which is the node's, and for no process."""
+    """As a record has it; None for process 1, which is the node's own, and for no process."""
     return InitProcess(pid, max(start, 0)) if pid is not None and pid > 1 else None
 
 
@@ -209,6 +210,7 @@ def parse_bundle(text: bytes, container_id: str, *, where: str = "config.json") 
         namespace=notes.get(f"{_CRI}sandbox-namespace") or labels.get("io.kubernetes.pod.namespace"),
         pod_name=notes.get(f"{_CRI}sandbox-name") or labels.get("io.kubernetes.pod.name"),
         container_name=notes.get(f"{_CRI}container-name") or labels.get("io.kubernetes.container.name"),
+        # A container's labels are not the pod's.
         labels=labels if labels and kind is ContainerKind.SANDBOX else None,
         annotations=notes,
         spec=_oci_spec(linux.resources or _OciResources()),

@@ -5,10 +5,6 @@ in the directory is ignored. A new ``kubelet.sock`` of the device plug-ins means
 and the devices' checkpoint are in one fixed directory, the other files in the kubelet's root directory.
 
 The files are read in the loop (a few hundred bytes, rarely); `allocations` decides how far they are reliable.
-
-**Can this kubelet resize pods in place?** No version is needed for that: one with the feature (from 1.27 on, by default
-from 1.33 on) writes its checkpoint of admitted resources when it starts, one without it never does. Without the CPU
-manager's checkpoint, which every kubelet writes, this is not known.
 """
 
 import math
@@ -147,7 +143,12 @@ class CheckpointSource:
         return replace(kubelet_view, granted=self._granted, affinity=self._affinity, may_resize=self._may_resize())
 
     def _may_resize(self) -> bool:
-        """Whether the kubelet can resize pods in place, by its checkpoints; True while that is not known."""
+        """Whether the kubelet can resize pods in place, by its checkpoints; True while that is not known.
+
+        No version is needed: a kubelet with the feature (from 1.27 on, by default from 1.33 on) writes its checkpoint
+        of admitted resources when it starts, one without it never does.
+        """
+        # Every kubelet writes this one: without it the checkpoints are of none, or not readable.
         if isinstance(self.cpus, CheckpointError) and self.cpus.fault in {
             CheckpointFault.MISSING,
             CheckpointFault.UNREADABLE,
@@ -210,8 +211,9 @@ class CheckpointSource:
                 deadline = min(deadline, counts_from)
             with trio.move_on_at(deadline):
                 batch = await watcher.next_batch()
+            # A pod of a device plug-in can make files there as often as it likes.
             with pace.measured():
-                appeared = self._look(watcher, ways, batch)
+                appeared = self._read_changed(watcher, ways, batch)
             restarted = restarted or appeared
             if not batch:
                 deadline = trio.current_time() + _RESYNC_S
@@ -221,7 +223,7 @@ class CheckpointSource:
                 self._on_restart()
             await pace.rest()
 
-    def _look(
+    def _read_changed(
         self, watcher: DirWatcher[str], ways: Sequence[AncestorWatch[str]], batch: Sequence[DirEvent[str]]
     ) -> bool:
         """Read what changed, everything when there was no event; whether a kubelet has started."""
@@ -239,6 +241,7 @@ class CheckpointSource:
         if lost:
             self._watch(watcher, ways)
             changed |= _FILES
+            # A start whose event was lost.
             socket = self._find_socket()
             restarted = restarted or (socket is not None and socket != self._socket)
         if restarted:
@@ -263,6 +266,7 @@ class CheckpointSource:
         """Mark the node when a waiting time of the allocations is over: no event does."""
         while True:
             due = min(filter(None, (self.allocations.recheck_at, self.reassertion.ends_at)), default=None)
+            # A view was made meanwhile: it may have set another time.
             if await self._wake.wait(math.inf if due is None else max(0.01, due - self._clock())):
                 continue
             self._marks.mark(NODE)
@@ -312,7 +316,7 @@ class CheckpointSource:
         return news
 
     def _grant(self) -> Granted:
-        """What the kubelet has admitted; where there is a file of 1.33 and later only that counts."""
+        """What the kubelet has admitted; where there is a file of 1.33 and later, only that counts."""
         now = self.resizes.get(ALLOCATED_PODS)
         if _is_missing(now):
             now = self.resizes.get(POD_STATUS)

@@ -2,11 +2,7 @@
 
 And, for evictions, the calls to stop a container or a sandbox.
 
-**Memory.** The messages' library costs 3 MiB that are never released, and takes 20 ms and more to load: the first call
-imports it, in a thread, and nothing before. So call only where the kubelet's list has no labels.
-
-Runtimes before containerd 1.6 and CRI-O 1.23 support only ``v1alpha2``; its messages are the same for all that is used
-here. The supported version is detected once, and again after a failure or `CriClient.aclose`.
+**Memory.** The messages' library costs 3 MiB that are never released: call only where the kubelet's list has no labels.
 
 Source: Kubernetes' CRI; recorded responses of containerd 1.6.
 """
@@ -36,6 +32,9 @@ if TYPE_CHECKING:
 NAME: Final = "cri"
 
 _APIS: Final = ("v1", "v1alpha2")
+"""Runtimes before containerd 1.6 and CRI-O 1.23 support only the second, whose messages are the same for all that is
+used here.
+"""
 _MESSAGES: Final = "reconciler.sources.criapi.cri_pb2"
 # Longer answers are taken apart in a thread.
 _LONG: Final = 64 * 1024
@@ -50,11 +49,11 @@ T = TypeVar("T")
 
 
 class _Call(NamedTuple):
-    """``items``: what takes a list's items one by one; the answer itself is not made then."""
+    """``items``: takes a list's items one by one; the response itself is not made then."""
 
     method: str
     request: "Message"
-    answer: "type[Message]"
+    response: "type[Message]"
     items: "_Items[Any] | None" = None
 
 
@@ -89,19 +88,19 @@ class _Items(Generic[T]):
     """
 
     def __init__(self, method: str, make: "Callable[[bytes], T | None]") -> None:
-        self.found: list[T] = []
+        self.made: list[T] = []
         self.problems: list[str] = []
         self._method = method
         self._make = make
 
     def sink(self) -> "Callable[[bytes], None]":
         """Start, or start over."""
-        self.found, self.problems = [], []
+        self.made, self.problems = [], []
         return MessageItems(self._take).feed
 
     def _take(self, item: bytes, length: int) -> None:
-        number = len(self.found) + len(self.problems) + 1
-        if len(self.found) >= _MOST_ITEMS:
+        number = len(self.made) + len(self.problems) + 1
+        if len(self.made) >= _MOST_ITEMS:
             note(self.problems, f"{self._method}: more than {_MOST_ITEMS} items")
         elif length > len(item):
             note(self.problems, too_long(f"{self._method}: item {number}", length, LONGEST_ITEM))
@@ -111,7 +110,7 @@ class _Items(Generic[T]):
             except ValueError as exc:
                 note(self.problems, f"{self._method}: item {number}: {str(exc)[:200]}")
             else:
-                self.found += () if made is None else (made,)
+                self.made += () if made is None else (made,)
 
 
 class RuntimeVersion(Struct, frozen=True, kw_only=True):
@@ -155,6 +154,7 @@ class CriClient:
         self._channel = UnaryChannel(self._path, source=NAME, shown=socket, root_only=root_only)
         self._lane = trio.CapacityLimiter(1)
         self._api: str | None = None
+        """The version that the runtime supports; detected again after a failure or `aclose`."""
         self._pb: Any = None  # the module of generated messages
 
     async def __aenter__(self) -> Self:
@@ -186,7 +186,7 @@ class CriClient:
         call = _Call("Version", pb.VersionRequest(version="0.1.0"), pb.VersionResponse)
         for api in _APIS:
             try:
-                (message,) = await self._ask_in(api, call)
+                (message,) = await self._send_in(api, call)
             except GrpcStatusError as exc:
                 if exc.code != Code.UNIMPLEMENTED:
                     raise
@@ -199,7 +199,7 @@ class CriClient:
 
     async def status(self) -> tuple[RuntimeCondition, ...]:
         pb = await self._messages()
-        (message,) = await self._ask(_Call("Status", pb.StatusRequest(), pb.StatusResponse))
+        (message,) = await self._send(_Call("Status", pb.StatusRequest(), pb.StatusResponse))
         return tuple(
             RuntimeCondition(type=condition.type, ok=condition.status, message=condition.message or condition.reason)
             for condition in message.status.conditions
@@ -212,8 +212,8 @@ class CriClient:
     async def pod(self, uid: str) -> PodMeta | None:
         """One pod by the uid in its cgroup's name; None while the runtime does not list it yet.
 
-        The quick path for a new container: two filtered questions in one trip. Needs the kubelet's uid label, which
-        every sandbox and container made by a kubelet has.
+        The quick path for a new container: two filtered requests in one round trip. Needs the kubelet's uid label,
+        which every sandbox and container made by a kubelet has.
         """
         wanted = {"label_selector": {_POD_UID: uid}}
         return next(iter(await self._listed(wanted, wanted)), None)
@@ -226,17 +226,17 @@ class CriClient:
         """
         pb = await self._messages()
         request = pb.StopContainerRequest(container_id=container_id, timeout=grace_s)
-        return await self._order(_Call("StopContainer", request, pb.StopContainerResponse), timeout_s)
+        return await self._stop(_Call("StopContainer", request, pb.StopContainerResponse), timeout_s)
 
     async def stop_sandbox(self, sandbox_id: str, *, timeout_s: float) -> bool:
         """Have a pod's sandbox stopped, with a SIGKILL for what still runs in it. As `stop_container`."""
         pb = await self._messages()
         request = pb.StopPodSandboxRequest(pod_sandbox_id=sandbox_id)
-        return await self._order(_Call("StopPodSandbox", request, pb.StopPodSandboxResponse), timeout_s)
+        return await self._stop(_Call("StopPodSandbox", request, pb.StopPodSandboxResponse), timeout_s)
 
-    async def _order(self, call: _Call, timeout_s: float) -> bool:
+    async def _stop(self, call: _Call, timeout_s: float) -> bool:
         try:
-            await self._ask(call, timeout_s=timeout_s)
+            await self._send(call, timeout_s=timeout_s)
         except GrpcStatusError as exc:
             if exc.code != Code.NOT_FOUND:
                 raise
@@ -254,30 +254,30 @@ class CriClient:
             except DecodeError as exc:
                 raise ValueError(str(exc)) from exc
 
-        some = _Items("ListPodSandbox", lambda item: _sandbox(message(pb.PodSandbox, item), self._marks))
-        others = _Items("ListContainers", lambda item: _container(message(pb.Container, item), pb))
-        await self._ask(
+        sandbox_items = _Items("ListPodSandbox", lambda item: _sandbox(message(pb.PodSandbox, item), self._marks))
+        container_items = _Items("ListContainers", lambda item: _container(message(pb.Container, item), pb))
+        await self._send(
             _Call(
                 "ListPodSandbox",
                 pb.ListPodSandboxRequest(filter=pb.PodSandboxFilter(**sandboxes)),
                 pb.ListPodSandboxResponse,
-                some,
+                sandbox_items,
             ),
             _Call(
                 "ListContainers",
                 pb.ListContainersRequest(filter=pb.ContainerFilter(**containers)),
                 pb.ListContainersResponse,
-                others,
+                container_items,
             ),
         )
-        self._problems = (*some.problems, *others.problems)
-        return tuple(_joined(some.found, others.found))
+        self._problems = (*sandbox_items.problems, *container_items.problems)
+        return tuple(_joined(sandbox_items.made, container_items.made))
 
-    async def _ask(self, *calls: _Call, timeout_s: float | None = None) -> list[Any]:
-        """The answers that were not taken item by item; in the API version that is spoken."""
+    async def _send(self, *calls: _Call, timeout_s: float | None = None) -> list[Any]:
+        """The responses that were not taken item by item; in the API version that the runtime supports."""
         if self._api is not None:
             try:
-                return await self._ask_in(self._api, *calls, timeout_s=timeout_s)
+                return await self._send_in(self._api, *calls, timeout_s=timeout_s)
             except GrpcStatusError as exc:
                 if exc.code != Code.UNIMPLEMENTED:
                     raise
@@ -285,10 +285,10 @@ class CriClient:
             except SourceError:
                 self._api = None
                 raise
-        return await self._ask_in((await self.version()).api, *calls, timeout_s=timeout_s)
+        return await self._send_in((await self.version()).api, *calls, timeout_s=timeout_s)
 
-    async def _ask_in(self, api: str, *calls: _Call, timeout_s: float | None = None) -> list[Any]:
-        questions = (
+    async def _send_in(self, api: str, *calls: _Call, timeout_s: float | None = None) -> list[Any]:
+        requests = (
             UnaryCall(
                 f"/runtime.{api}.RuntimeService/{call.method}",
                 call.request.SerializeToString(),
@@ -296,11 +296,11 @@ class CriClient:
             )
             for call in calls
         )
-        bodies = await self._channel.call(*questions, timeout_s=timeout_s or self._timeout_s)
+        bodies = await self._channel.call(*requests, timeout_s=timeout_s or self._timeout_s)
 
         def made() -> list[Any]:
             whole = [(call, body) for call, body in zip(calls, bodies, strict=True) if call.items is None]
-            return [call.answer.FromString(body) for call, body in whole]
+            return [call.response.FromString(body) for call, body in whole]
 
         from google.protobuf.message import DecodeError  # lazy: 3 MiB and 20 ms
 
@@ -314,7 +314,8 @@ class CriClient:
 
     async def _messages(self) -> Any:
         if self._pb is None:
-            # Before the import: a node without a runtime's socket does not pay for it.
+            # Before the import: a node without a runtime's socket does not pay for it. In a thread: it takes 20 ms and
+            # more.
             if not os.path.exists(self._path):
                 raise SourceError(NAME, f"{self._socket}: no such socket")
             self._pb = await import_in_thread(_MESSAGES, self._lane)

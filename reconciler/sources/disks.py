@@ -1,10 +1,8 @@
 """The whole disks behind the names that the configuration gives them, read from /sys and the mount table.
 
 A name is a device's ``major:minor``, a path below /dev, a kernel name such as ``nvme0n1``, or any directory: then it is
-the disk below the directory's file system. A partition means its disk: the kernel takes limits of whole disks only
-(ENODEV for a partition on v1 and v2). A device-mapper or md device is a disk of its own to the kernel.
-
-Read again every few seconds, because disks and mounts change.
+the disk below the directory's file system. A partition means its disk. A device-mapper or md device is a disk of its
+own to the kernel.
 """
 
 import os
@@ -22,7 +20,8 @@ from state.disk import Disk
 from state.model import SourceStatus
 
 NAME: Final = "disks"
-_LOOK_S: Final = 30.0
+_REFRESH_S: Final = 30.0
+"""Disks and mounts change."""
 _NUMBERS: Final = re.compile(r"\d+:\d+", re.ASCII)
 _KERNEL_NAME: Final = re.compile(r"[A-Za-z0-9_.!-]+", re.ASCII)
 _IN_USE: Final = re.compile(r"\[([^]]+)\]")
@@ -38,6 +37,7 @@ def find_disk(name: str, root: str = "/") -> Disk:
     if not os.path.isdir(below):
         raise SourceError(NAME, f"{name}: no block device {numbers}")
     text = os.path.realpath(below)
+    # The kernel takes limits of whole disks only: ENODEV for a partition, on v1 and v2.
     if os.path.exists(os.path.join(text, "partition")):
         text = os.path.dirname(text)
     device = _text(os.path.join(text, "dev"))
@@ -66,12 +66,13 @@ def _numbers(name: str, root: str) -> str:
         return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
     if not stat.S_ISDIR(status.st_mode):
         raise SourceError(NAME, f"{name}: neither a block device nor a directory")
+    # Major number 0: a device number of the file system's own, of no disk.
     if os.major(status.st_dev):
         return f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
-    return _behind(name, f"0:{os.minor(status.st_dev)}", root)
+    return _mounted_device(name, f"0:{os.minor(status.st_dev)}", root)
 
 
-def _behind(name: str, number: str, root: str) -> str:
+def _mounted_device(name: str, number: str, root: str) -> str:
     """The device that a file system without one of its own number (btrfs) was mounted from."""
     kind = "a file system"
     for line in lines_of(_text(os.path.join(root, "proc/self/mountinfo"))):
@@ -130,6 +131,6 @@ class DiskSource:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
         while True:
-            await trio.sleep(_LOOK_S)
+            await trio.sleep(_REFRESH_S)
             if self.refresh():
                 self._dirty.mark_all(NAME)

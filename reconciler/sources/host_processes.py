@@ -10,18 +10,11 @@ A process is accepted when all of this holds, before and after its arguments are
 - its executable is a regular file that only root can write, in directories that only root can write, and the path in
   process 1's file system leads to this same file.
 
-Where the operator names the program (``kubelet.executable``), its path replaces the name, and the process may be in a
-mount namespace of its own (a kubelet in a container); the path is then resolved there.
+Where the operator names the program (``kubelet.executable``), its path replaces the name. Only a single such process is
+accepted. If there are several, none is: the operator must name the node's.
 
-Only a single such process is accepted. If there are several, none is: the operator must name the node's.
-
-**A kubelet inside another program** (k3s, MicroK8s' kubelite, KubeEdge's edgecore) has no process of its own: the
-program's is taken, where no process is a kubelet, and verified by the same rules. It is found by its executable's name,
-since k3s overwrites its command line by one text with spaces. Its arguments are the program's and not the kubelet's:
-`reconciler.sources.kubelet_arguments` reads those.
-
-**A copied node** (a prefix other than ``/``) has no processes: a ``cmdline`` there is a file that was copied. Only the
-name is compared, as there is nothing else; nothing that a copied node names is executed or connected to.
+A kubelet inside another program (k3s, MicroK8s' kubelite, KubeEdge's edgecore) has no process of its own: the program's
+is taken, where no process is a kubelet, and verified by the same rules.
 
 **Cost**: 10 µs for each process of the machine, and 100 µs for each that has the name; what is read of one is bounded.
 Source: proc(5), namespaces(7).
@@ -41,7 +34,7 @@ from reconciler.runtime.kubelet_programs import INSIDE, KubeletProgram
 from reconciler.runtime.safe_files import UntrustedFileError, root_only, walk
 
 _KUBELETS: Final[Mapping[str, tuple[str, ...]]] = {"kubelet": (), "hyperkube": ("kubelet",)}
-"""Programs that are a kubelet, by the name of their file, with the words that must follow it."""
+"""Programs that are a kubelet, by the name of their file, with the arguments that must follow it."""
 
 _HEAD: Final = 4096
 """Bytes of a command line that are read for its name."""
@@ -142,10 +135,10 @@ def find_host_process(*, root: str = "/", executable: str | None = None, copied:
     candidates: list[HostProcess] = []
     rejected: list[Rejected] = []
     rejections = 0
-    for look in (search.kubelet, search.with_kubelet_inside):
+    for verify in (search.kubelet, search.with_kubelet_inside):
         for pid in pids:
             try:
-                process = look(pid)
+                process = verify(pid)
             except _GoneError:
                 continue
             except _RefusedError as exc:
@@ -166,6 +159,10 @@ def find_host_process(*, root: str = "/", executable: str | None = None, copied:
 
 
 def _copied(proc: str, pids: list[int], executable: str | None) -> HostSearch:
+    """The search on a copied node, which has no processes: a ``cmdline`` is a file that was copied.
+
+    Only the name is compared, as there is nothing else; nothing that a copied node names is executed or connected to.
+    """
     processes: list[HostProcess] = []
     inside: list[HostProcess] = []
     for pid in pids:
@@ -173,12 +170,12 @@ def _copied(proc: str, pids: list[int], executable: str | None) -> HostSearch:
             text = _read(f"{proc}/{pid}/cmdline", _MOST_ARGUMENTS)
         except OSError:
             continue
-        if (arguments := _arguments(_words(text), executable)) is not None:
+        if (arguments := _arguments(_split(text), executable)) is not None:
             processes.append(HostProcess(pid=pid, arguments=arguments))
-        elif parts := _titled(text):
+        elif parts := _split_title(text):
             row = INSIDE.get(os.path.basename(parts[0]))
             if row is not None and _has_command(row, parts):
-                unit = _unit(f"{proc}/{pid}")
+                unit = _service_unit(f"{proc}/{pid}")
                 inside.append(HostProcess(pid=pid, arguments=tuple(parts[1:]), inside=row, unit=unit))
     processes = processes or inside
     return HostSearch(process=processes[0] if len(processes) == 1 else None, candidates=tuple(processes))
@@ -201,7 +198,8 @@ class _Search:
         except PermissionError:
             self._host = f"{proc}/self"
         except OSError:
-            pass  # none is accepted
+            # No process is accepted: each comparison of namespaces fails in the same way.
+            pass
 
     def kubelet(self, pid: int) -> HostProcess | None:
         """A kubelet of its own, verified; None: it is none. Errors: `_RefusedError`, `_GoneError`."""
@@ -213,7 +211,7 @@ class _Search:
             if self._executable is not None:
                 named = os.readlink(f"{self._proc}/{pid}/exe") == self._executable
                 return named and os.path.basename(self._executable) not in INSIDE
-            parts = _words(_read(f"{self._proc}/{pid}/cmdline", _HEAD))
+            parts = _split(_read(f"{self._proc}/{pid}/cmdline", _HEAD))
         except OSError:
             return False
         return _arguments(parts, None) is not None
@@ -221,15 +219,18 @@ class _Search:
     def with_kubelet_inside(self, pid: int) -> HostProcess | None:
         """A program of root's that runs a kubelet inside, verified; None: it is none.
 
+        Its arguments are the program's and not the kubelet's: `reconciler.sources.kubelet_arguments` reads those.
         Errors: `_GoneError`; `_RefusedError` for one in another mount namespace (a strictly confined snap) and the
         like.
         """
         directory = f"{self._proc}/{pid}"
         try:
+            # By the executable's name: k3s overwrites its command line by one text with spaces.
             link = os.readlink(f"{directory}/exe")
             if (self._executable not in {None, link}) or (row := INSIDE.get(link.rpartition("/")[2])) is None:
                 return None
-            if os.stat(directory).st_uid != 0 or not _has_command(row, _titled(_read(f"{directory}/cmdline", _HEAD))):
+            title = _split_title(_read(f"{directory}/cmdline", _HEAD))
+            if os.stat(directory).st_uid != 0 or not _has_command(row, title):
                 return None
         except OSError:
             return None
@@ -246,21 +247,21 @@ class _Search:
             owner = os.stat(directory).st_uid
             if owner != 0:
                 raise _RefusedError(f"it runs as uid {owner}")
-            start = _start(directory)
+            start = _start_ticks(directory)
             self._check_identity(directory)
             link, program = self._check_program(directory)
             text = _read(f"{directory}/cmdline", _MOST_ARGUMENTS + 1)
             if len(text) > _MOST_ARGUMENTS:
                 raise _RefusedError(f"its arguments are longer than {_MOST_ARGUMENTS} bytes")
-            arguments = _arguments(_words(text), self._executable)
+            arguments = _arguments(_split(text), self._executable)
             if inside is not None:
-                parts = _titled(text)
+                parts = _split_title(text)
                 arguments = tuple(parts[1:]) if _has_command(inside, parts) else None
             if arguments is None:
                 raise _GoneError
             # Again: the id may be another process's by now, and a process may have become another program.
             parent = self._check_identity(directory)
-            if self._check_program(directory) != (link, program) or _start(directory) != start:
+            if self._check_program(directory) != (link, program) or _start_ticks(directory) != start:
                 raise _GoneError
         except (FileNotFoundError, ProcessLookupError) as exc:
             raise _GoneError from exc
@@ -278,7 +279,7 @@ class _Search:
             parent=parent,
             started=int(start),
             inside=inside,
-            unit="" if inside is None else _unit(directory),
+            unit="" if inside is None else _service_unit(directory),
         )
 
     def _check_identity(self, directory: str) -> int:
@@ -287,7 +288,8 @@ class _Search:
         uids = status_field(status, b"Uid:").split()
         if len(uids) != 4 or any(uid != b"0" for uid in uids):
             raise _RefusedError(f"it runs as uid {b'/'.join(uids).decode(errors='replace') or 'unknown'}")
-        # A kubelet in a container has its own file systems, and may have its own process ids.
+        # A kubelet in a container, which the operator has to name, has its own file systems, and may have its own
+        # process ids.
         for space in ("user",) if self._executable is not None else ("user", "pid", "mnt"):
             if os.readlink(f"{directory}/ns/{space}") != os.readlink(f"{self._host}/ns/{space}"):
                 raise _RefusedError(f"it is not in the {space} namespace of process 1")
@@ -296,6 +298,7 @@ class _Search:
             raise _RefusedError("it is in a pod's cgroup")
         if _OUTSIDE in groups:
             raise _RefusedError("its cgroup is outside of this process's cgroup namespace, so it may be a pod's")
+        # Cut off: the rest may name a pod's.
         if not groups or len(groups) >= _MOST_TEXT:
             raise _RefusedError("its cgroup is unknown")
         parent = status_field(status, b"PPid:")
@@ -306,6 +309,7 @@ class _Search:
         link = os.readlink(f"{directory}/exe")
         if self._executable is not None and link != self._executable:
             raise _GoneError
+        # Opened by this link, which leads to the file that runs, wherever its path leads by now.
         number = os.open(f"{directory}/exe", os.O_PATH | os.O_CLOEXEC)
         try:
             running = os.fstat(number)
@@ -317,6 +321,7 @@ class _Search:
             raise _RefusedError(f"its program {link} {reason}")
         if link.endswith(" (deleted)") or not running.st_nlink:
             raise _RefusedError(f"its program {link} has been replaced or removed since it started: restart it")
+        # A kubelet in a container has its program there.
         base = f"{directory}/root" if self._executable is not None else f"{self._host}/root"
         try:
             named = walk(link, base, links=0)
@@ -338,7 +343,7 @@ def _arguments(parts: list[str], executable: str | None) -> tuple[str, ...] | No
     if not parts:
         return None
     if executable is not None:
-        # Its path proves its name; a multi-purpose program gets its purpose from its name, or from its first argument.
+        # The path proves which program it is; hyperkube is a kubelet by its name, or by its first argument.
         needed: tuple[str, ...] | None
         if parts[1:2] == ["kubelet"]:
             needed = ("kubelet",)
@@ -355,24 +360,25 @@ def _called(text: bytes, name: str) -> bool:
     return os.path.basename(os.fsdecode(text.partition(b"\0")[0])) == name
 
 
-def _words(text: bytes) -> list[str]:
+def _split(text: bytes) -> list[str]:
     parts = [os.fsdecode(word) for word in text.split(b"\0")]
+    # The last argument ends in a zero byte, too, and a program that sets its title leaves more.
     while parts and not parts[-1]:
         parts.pop()
     return parts
 
 
-def _titled(text: bytes) -> list[str]:
-    """The words of a command line, also of one that the program has overwritten by one text with spaces."""
-    words = _words(text)
-    return words[0].split() if len(words) == 1 else words
+def _split_title(text: bytes) -> list[str]:
+    """The parts of a command line, also of one that the program has overwritten by one text with spaces."""
+    parts = _split(text)
+    return parts[0].split() if len(parts) == 1 else parts
 
 
 def _has_command(row: KubeletProgram, parts: list[str]) -> bool:
     return not row.commands or not row.commands.isdisjoint(parts[1:2])
 
 
-def _unit(directory: str) -> str:
+def _service_unit(directory: str) -> str:
     """The innermost service in the paths of a process's groups; empty: none. Errors: none."""
     try:
         names = _UNIT.findall(_read(f"{directory}/cgroup", _MOST_TEXT))
@@ -381,8 +387,9 @@ def _unit(directory: str) -> str:
     return os.fsdecode(names[-1]) if names else ""
 
 
-def _start(directory: str) -> bytes:
+def _start_ticks(directory: str) -> bytes:
     """Ticks since boot: two processes of one id have different ones."""
+    # After the last bracket: the process's name, in brackets, may have brackets and blanks itself.
     fields = _read(f"{directory}/stat", _HEAD).rpartition(b")")[2].split()
     if len(fields) < 20:
         raise _GoneError

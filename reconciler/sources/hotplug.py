@@ -37,14 +37,15 @@ _KERNEL: Final = 1
 _SO_ATTACH_FILTER: Final = 26
 _LARGEST: Final = 8192
 _OFFLINE: Final = re.compile(rb"offline@/devices/system/cpu/cpu(\d{1,4})\0")
-_BY_HAND: Final = b"\0SYNTH_UUID="
+_SYNTHETIC: Final = b"\0SYNTH_UUID="
 """A write to a device's uevent file has repeated the message: nothing has happened."""
 _SETTLE_S: Final = 0.05
-"""CPUs go one by one (switching SMT off, a VM that shrinks), and the kernel narrows the cpusets a moment later."""
+"""CPUs go offline one by one (switching SMT off, a VM that shrinks), and the kernel narrows the cpusets a moment later.
+"""
 
 
 class CpuChange(NamedTuple):
-    """What happened. ``taken``: CPUs that went since the last report, also those that are back by now."""
+    """What happened. ``taken``: CPUs that went offline since the last report, also those that are back by now."""
 
     before: Topology
     after: Topology
@@ -115,7 +116,7 @@ class HotplugSource:
             self.check()
             while True:
                 await self._hint.wait(settle_s=_SETTLE_S)
-                await self._look()
+                await self._read_again()
 
     async def _listen(self, listener: socket.socket) -> None:
         with listener:
@@ -127,16 +128,16 @@ class HotplugSource:
 
     def _take(self, message: bytes | None) -> None:
         self.events += 1
-        match = _OFFLINE.match(message) if message is not None and _BY_HAND not in message else None
+        match = _OFFLINE.match(message) if message is not None and _SYNTHETIC not in message else None
         if match is not None and int(match[1]) < MAX_CPUS:
             self._taken |= CpuSet([int(match[1])])
         self._hint.set()
 
-    async def _look(self) -> None:
-        """Read again, and report a difference. In a thread: 1,024 CPUs take 30 ms."""
+    async def _read_again(self) -> None:
         taken, self._taken = self._taken, EMPTY
         before = self.topology
         try:
+            # In a thread: 1,024 CPUs take 30 ms.
             after = await in_worker(self._read, self._root)
         except SourceError as exc:
             # The last topology remains; the sampler checks again.
@@ -150,6 +151,7 @@ class HotplugSource:
         # second.
         self._online = read_online(self._root) or str(after.online)
         if CpuSet.parse(self._online) != after.online:
+            # Changed during the reading.
             self._hint.set()
         taken = (taken & before.online) | (before.online - after.online)
         if after == before and not taken:

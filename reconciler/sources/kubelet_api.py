@@ -135,11 +135,12 @@ class KubeletPods:
         self._known = {uid: pod for uid, pod in self._known.items() if uid in alive or uid in self._listed}
 
     async def run(self, *, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
-        """Ask for ever. Started when the first question has been answered or has failed."""
+        """Request the list for ever. Started when the first request has had a response or has failed."""
         started = False
         request = self._next
         try:
             while True:
+                # A task that waits from now on gets the next list: this one may be made already.
                 request, self._next = self._next, _Round()
                 self._wake.clear()
                 request.error = await self._once(await self._open())
@@ -166,13 +167,14 @@ class KubeletPods:
 
     async def _once(self, session: HttpSession) -> SourceError | None:
         if self._read_by != self._marks.configured:
+            # Other keys are read now: no pod is recognised by its last reading.
             self._read_by, self._items = self._marks.configured, {}
         reader, slices = PodListReader(NAME, self._marks, self._items), TimeSlice()
         self._cost_s = 0.0
 
         async def take(chunk: bytes) -> None:
             for part in chunks(chunk, _STEP):
-                # This thread's only, and without what others do at the checkpoints.
+                # CPU time of this thread only, and without what others do at the checkpoints.
                 began = time.thread_time()
                 try:
                     reader.feed(part)

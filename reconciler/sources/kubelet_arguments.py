@@ -2,18 +2,6 @@
 
 Each reader gives what `reconciler.sources.kubelet_config` reads then as it reads every kubelet's flags: a list of
 arguments, of which the last of a name counts, and for KubeEdge the section of a file that has a KubeletConfiguration.
-
-**k3s** overwrites its command line (``/usr/local/bin/k3s agent``), since arguments may have secrets. They are read
-where they come from: ``ExecStart`` of the service unit that its cgroup names, with its drop-ins. Then, as k3s merges
-them: its configuration (``--config`` or the usual path, with ``FILE.d/*.yaml``; a later file replaces a key, ``key+``
-adds to it), then the arguments; of ``kubelet-arg``, a list, all count in this order, above the flags that k3s gives by
-itself. Since 1.32 k3s writes those into a drop-in directory of the kubelet, with a copy of the file that
-``kubelet-arg: config=`` names.
-
-**MicroK8s**: a file of arguments, split at spaces, without quotes, with the snap's variables.
-
-**KubeEdge**: ``modules.edged`` of its configuration; its flags have other names and are beside the section.
-
 What cannot be read is a problem, never a guess: a variable in a unit, a URL as configuration.
 
 Source: see `reconciler.runtime.kubelet_programs`; systemd.service(5), systemd.unit(5), "COMMAND LINES".
@@ -163,33 +151,36 @@ _UNIT_VARIABLE: Final = re.compile(r"\$(?:\{(\w+)\}|(\w+))", re.ASCII)
 
 
 def _k3s(program: KubeletProgram, words: tuple[str, ...], unit: str, reading: _ProgramFiles) -> KubeletArguments:
+    """Its configuration, then its arguments, as k3s merges them."""
     arguments = words[1:]
     if not arguments and unit:
+        # k3s overwrites its command line (``/usr/local/bin/k3s agent``), since arguments may have secrets: they are
+        # read where they come from.
         arguments = _unit_arguments(program, words[:1], unit, reading)
     elif not arguments:
         reading.miss("its command line shows no arguments, and its cgroup no service unit that has them")
-    given = _flags(arguments)
+    flags = _flags(arguments)
     environment = _environment(unit, reading)
     # The variable precedes the flag, of which the first counts.
-    path = environment.get("config") or next(iter(given.get("config", ())), "") or program.config or ""
+    path = environment.get("config") or next(iter(flags.get("config", ())), "") or program.config or ""
     if "://" in path:
         reading.miss(f"{path[:_SHOWN]} is not a file")
         configured: dict[str, list[str]] = {}
     else:
         configured = _k3s_config(path, reading)
-    return reading.result(_k3s_arguments(environment, configured, given, reading))
+    return reading.result(_k3s_arguments(environment, configured, flags, reading))
 
 
 def _k3s_arguments(
     environment: Mapping[str, str],
     configured: Mapping[str, list[str]],
-    given: Mapping[str, list[str]],
+    flags: Mapping[str, list[str]],
     reading: _ProgramFiles,
 ) -> tuple[str, ...]:
     """What k3s gives to its kubelet: its own flags, each replaced by a ``kubelet-arg`` of the same name."""
 
     def last(name: str, default: str) -> str:
-        values = [*configured.get(name, ()), *given.get(name, ())]
+        values = [*configured.get(name, ()), *flags.get(name, ())]
         return values[-1] if values else environment.get(name, default)
 
     data = last("data-dir", _K3S_DATA).rstrip("/") or _K3S_DATA
@@ -207,12 +198,14 @@ def _k3s_arguments(
     drop_ins = f"{data}/agent/etc/kubelet.conf.d"
     if reading.is_directory(drop_ins):
         own["config-dir"] = drop_ins
-        # Its drop-ins have these by now, and a file of the operator's may have others.
+        # Since 1.32: its drop-ins have these, and a copy of the file that ``kubelet-arg: config=`` names, which may
+        # have others.
         for name in ("tls-cert-file", "pod-manifest-path", "container-runtime-endpoint"):
             del own[name]
     if (name := last("node-name", "")) and last("with-node-id", "false").lower() != "true":
         own["hostname-override"] = name.lower()
-    extra = [*configured.get("kubelet-arg", ()), *given.get("kubelet-arg", ())][:_MOST_ARGUMENTS]
+    # A list: those of the configuration and of the command line all count.
+    extra = [*configured.get("kubelet-arg", ()), *flags.get("kubelet-arg", ())][:_MOST_ARGUMENTS]
     return _merged(own, extra)
 
 
@@ -249,7 +242,7 @@ def _flags(arguments: tuple[str, ...]) -> dict[str, list[str]]:
 
 
 def _k3s_config(path: str, reading: _ProgramFiles) -> dict[str, list[str]]:
-    """The configuration and its drop-ins: of each key the values of the last file that has it."""
+    """The configuration and its drop-ins: of each key the values of the last file that has it; ``key+`` adds."""
     names = reading.names(f"{path}.d", ".yaml", ".yml")
     values: dict[str, list[str]] = {}
     for file in (path, *(f"{path}.d/{name}" for name in names)):
@@ -364,6 +357,7 @@ def _unit_texts(unit: str, reading: _ProgramFiles) -> list[str]:
 def _assignments(text: str, section: str, key: str) -> Iterator[str]:
     """The values of a key in a section of a unit, in their order; lines that end in a backslash continue."""
     inside, pending = False, ""
+    # An empty line at the end, for a last one that ends in a backslash.
     for raw in (*text.splitlines(), ""):
         line = raw.strip()
         if line.startswith(("#", ";")):
@@ -387,6 +381,7 @@ _VARIABLE: Final = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Z
 
 
 def _args_file(program: KubeletProgram, words: tuple[str, ...], _unit: str, reading: _ProgramFiles) -> KubeletArguments:
+    """The file of arguments, split at spaces, without quotes, with the snap's variables."""
     path = _value(words, "kubelet-args-file") or program.config or ""
     text = reading.text(path)
     if text is None:
@@ -414,9 +409,9 @@ def _value(words: tuple[str, ...], flag: str) -> str | None:
     """The last value of a flag of the program; None without it."""
     value = None
     for index, word in enumerate(words):
-        name, equals, given = word.removeprefix("--").partition("=")
+        name, equals, text = word.removeprefix("--").partition("=")
         if word.startswith("--") and name.replace("_", "-") == flag:
-            value = given if equals else next(iter(words[index + 1 : index + 2]), None)
+            value = text if equals else next(iter(words[index + 1 : index + 2]), None)
     return value
 
 
@@ -443,6 +438,7 @@ _FIRST_FLAGS: Final = {
 
 
 def _edgecore(program: KubeletProgram, words: tuple[str, ...], _unit: str, reading: _ProgramFiles) -> KubeletArguments:
+    """``modules.edged`` of its configuration; its flags have other names there and are beside the section."""
     path = _value(words, "config") or program.config or ""
     document = reading.yaml(path)
     edged: object = document.data if document is not None else None
@@ -453,6 +449,7 @@ def _edgecore(program: KubeletProgram, words: tuple[str, ...], _unit: str, readi
             reading.unreadable(f"{path[:_SHOWN]} has no section {'.'.join(_EDGED)}")
         return reading.result(())
     tailored = edged.get(_TAILORED)
+    # The keys of v1alpha1 alone.
     if not isinstance(tailored, dict) and any(key in edged for key in ("cgroupDriver", "remoteRuntimeEndpoint")):
         first = {flag: edged[key] for key, flag in _FIRST_FLAGS.items() if isinstance(edged.get(key), str)}
         return reading.result(("--root-dir=/var/lib/edged", *(f"--{name}={value}" for name, value in first.items())))

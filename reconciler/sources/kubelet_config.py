@@ -115,6 +115,7 @@ class _Option(Struct, frozen=True):
 
 
 def _text(value: object) -> str:
+    # YAML makes a number of a node's name such as 12.
     if not isinstance(value, str | int):
         raise ValueError("a text")  # noqa: TRY004  (one error type for "not usable")
     return str(value)
@@ -217,12 +218,12 @@ def read_kubelet_config(
     """
     host_search = search() if search is not None else find_host_process(root=root, executable=executable)
     kubelet = host_search.process
-    given = _arguments(kubelet, root)
-    flags = parse_flags(given.arguments)
+    arguments = _arguments(kubelet, root)
+    flags = parse_flags(arguments.arguments)
     who = "kubelet" if kubelet is None or kubelet.inside is None else f"{kubelet.inside.name}: kubelet"
     read = _Values(root, who)
-    path, rule = (config_path or given.config or flags.get("config") or None), FileRule.ROOT
-    section = given.section
+    path, rule = (config_path or arguments.config or flags.get("config") or None), FileRule.ROOT
+    section = arguments.section
     if config_path is not None:
         rule, section = FileRule.OPERATOR, ()
     if path is None and kubelet is None and os.path.exists(os.path.join(root, STANDARD_CONFIG.lstrip("/"))):
@@ -248,8 +249,9 @@ def read_kubelet_config(
         config_path=path,
         config_rule=rule,
         sources=read.sources,
-        problems=(*read.problems, *host_search.problems, *(given.problems if config_path is None else ())),
-        unread=read.unread or (given.unread and config_path is None),
+        # A file of the operator's replaces what the arguments lack.
+        problems=(*read.problems, *host_search.problems, *(arguments.problems if config_path is None else ())),
+        unread=read.unread or (arguments.unread and config_path is None),
         section=section,
         inside=None if kubelet is None or kubelet.inside is None else kubelet.inside.name,
     )
@@ -293,7 +295,7 @@ class _Values:
         self.sources[option.field] = source
 
     def prefer(self, field: str, configured: str | None, flag: str, setting: str) -> None:
-        """The operator's word wins; where the kubelet's differs, one of the two is wrong."""
+        """The operator's value wins; where the kubelet's differs, one of the two is wrong."""
         if configured is None:
             return
         source = f"{self.who} --{flag}"

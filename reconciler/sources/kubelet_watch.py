@@ -5,11 +5,6 @@ The kubelet reads its flags and files once, when it starts. So the values of a r
 *pending* until then. Where no process was ever verified (a copied node, a kubelet in a container) the file is all there
 is, and its content counts.
 
-- A kubelet that has stopped keeps its values: its pods still run under them.
-- The first process counts at once. A later one counts when it has run for `SETTLE_S`: one that crashes in a loop
-  changes nothing.
-- A file that cannot be read (torn, being replaced) changes nothing either: the last good values remain.
-
 Each reading is triggered by the end of the process (pidfd), by `check` (a new ``kubelet.sock``), or by time.
 
 Source: Kubernetes documentation, "kubelet" and "Set Kubelet Parameters Via A Configuration File"; pidfd_open(2).
@@ -32,6 +27,7 @@ from state.model import SourceStatus
 
 NAME: Final = "kubelet process"
 SETTLE_S: Final = 5.0
+"""So long a process after the first runs until its values count: one that crashes in a loop changes nothing."""
 _POLL_S: Final = 30.0
 _FIRST_POLL_S: Final = 1.0
 """Without a process the intervals grow from here to `_POLL_S`: one search is 10 µs for each process of the machine."""
@@ -118,7 +114,9 @@ class KubeletWatch:
         self._adopted = self._process
         """The last process whose values are in `current`."""
         self._seen_at = -math.inf
+        """When the start of `_process` was seen (trio's clock)."""
         self._same: KubeletConfig | None = None
+        """The last reading of a file without a process, which counts when the next one equals it."""
         self._wake = WakeUp()
 
     def check(self) -> None:
@@ -169,7 +167,7 @@ class KubeletWatch:
         """Take one reading; the seconds after which another one decides, None when none is needed."""
         process = _process(found)
         if process is None and self._process is not None:
-            # It has stopped, or is not verified: the values of the last one remain.
+            # It has stopped, or is not verified: its pods still run under the values of the last one.
             self._note(found)
             return None
         if process is not None and process != self._process:
@@ -179,6 +177,7 @@ class KubeletWatch:
             if not first:
                 self._note(found)
                 return self._settle_s
+        # A file that cannot be read (torn, being replaced) changes nothing: the last good values remain.
         if found.unread and (process == self._adopted or not self.current.unread):
             self._note(found)
             return self._settle_s

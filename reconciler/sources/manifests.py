@@ -1,8 +1,6 @@
 """Static pods from the kubelet's manifest directory: the whole pod, readable with every API down.
 
-The kubelet derives a static pod's uid from a dump of its internal structures when the manifest names none, so it cannot
-be computed here; its name is ``<name>-<node>``. `resolve` therefore joins such a manifest by name with the uid that
-another source (a bundle, CRI) has for that name.
+A manifest without a uid is joined by its pod's name with the uid that another source has for it (`resolve`).
 
 Source: Kubernetes documentation, "static pods"; the kubelet's file source: every file of the directory that does not
 begin with a dot, no sub-directories, YAML or JSON by content, one pod a file.
@@ -71,6 +69,7 @@ def read_manifest(text: str, path: str, reader: MarkReader) -> Manifest:
         raise document.refusal(("metadata",), "a name")
     marks = marks_of(marked.labels or {}, marked.annotations or {}, reader)
     try:
+        # `meta_of` refuses a pod without any uid.
         meta = meta_of(pod, NAME, marks, uid=pod.metadata.uid or "?", static=True)
     except ValueError as exc:
         raise document.refusal(("metadata", "uid"), "a uid") from exc
@@ -88,6 +87,10 @@ def _converted(document: YamlDocument, kind: type[T]) -> T:
 
 def resolve(manifests: Iterable[Manifest], names: Mapping[str, tuple[str, str]], node: str | None) -> list[PodMeta]:
     """The manifests' pods under the uids of their cgroups.
+
+    The kubelet derives a static pod's uid from a dump of its internal structures when the manifest names none, so it
+    cannot be computed here: such a manifest is joined by name, ``<name>-<node>``, with the uid that another source (a
+    bundle, CRI) has for that name.
 
     ``names`` maps the uids that exist to (namespace, name) from other sources; ``node`` is the node's name where known.
     A manifest whose pod is not among them is left out: it describes no existing directory.
@@ -129,6 +132,7 @@ class ManifestDirectory:
         self._rule = rule
         self._directory = os.path.join(root, path.lstrip("/"))
         self._seen: dict[str, tuple[object, Manifest | None, str | None]] = {}
+        """By file name: its version, the last good manifest, and what is wrong with it now."""
 
     def read(self) -> Manifests:
         """The manifests now.
@@ -145,14 +149,14 @@ class ManifestDirectory:
             file = os.path.join(self._directory, name)
             if os.path.isdir(file):
                 continue
-            seen[name] = self._one(name, file)
+            seen[name] = self._read_file(name, file)
         self._seen = seen
         return Manifests(
             found=tuple(manifest for _, manifest, _ in seen.values() if manifest is not None),
             problems=tuple(problem for _, _, problem in seen.values() if problem is not None),
         )
 
-    def _one(self, name: str, file: str) -> tuple[object, Manifest | None, str | None]:
+    def _read_file(self, name: str, file: str) -> tuple[object, Manifest | None, str | None]:
         before = self._seen.get(name)
         shown = os.path.join(self._path, name)
         last_good = before[1] if before else None

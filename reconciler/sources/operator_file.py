@@ -9,9 +9,7 @@
     - class: dedicated
       uid: 6f1d0c5e-9d0c-4b63-9a3c-0a0f6d0b7a11
 
-The first entry that fits wins. The file is read as the configuration is, by the same reader. A bad entry is one message
-with file, line and column, and the others hold; a file that is not YAML leaves the last good entries in force, as a
-reload of the configuration does.
+The first entry that fits wins. A bad entry is one message with file, line and column, and the others hold.
 """
 
 import os
@@ -68,37 +66,41 @@ class OperatorFile:
         self._root = root
         self._file = os.path.join(root, path.lstrip("/"))
         self._version: object = None
-        self._held = Overrides()
+        self._overrides = Overrides()
 
     def read(self) -> Overrides:
-        """What holds now. Never raises: what cannot be used is in ``problems``, and the last good entries remain."""
+        """What holds now. Never raises: what cannot be used is in ``problems``.
+
+        A file that is not YAML leaves the last good entries in force, as a reload of the configuration does.
+        """
         try:
             stat = os.stat(self._file)
         except FileNotFoundError:
-            self._version, self._held = None, Overrides()
-            return self._held
+            self._version, self._overrides = None, Overrides()
+            return self._overrides
         except OSError as exc:
             return self._keep(f"{self._path}: {exc.strerror or exc}")
         version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
         if version == self._version:
-            return self._held
+            return self._overrides
         self._version = version
         if stat.st_size > _LARGEST:
             return self._keep(str(InputError(self._path, stat.st_size, "at most 4 MiB")))
         try:
             content = read_file(self._path, FileRule.OPERATOR, root=self._root, largest=_LARGEST)
-            self._held = read_overrides(content.decode(), self._path)
+            self._overrides = read_overrides(content.decode(), self._path)
         except OSError as exc:
+            # Another time it may be readable without having changed.
             self._version = None
             return self._keep(f"{self._path}: {exc.strerror or exc}")
         except UnicodeDecodeError:
             return self._keep(f"{self._path}: not UTF-8 text")
         except ConfigError as exc:
             return self._keep(str(exc))
-        return self._held
+        return self._overrides
 
     def _keep(self, problem: str) -> Overrides:
-        kept = len(self._held.overrides)
+        kept = len(self._overrides.overrides)
         note = f"; the {kept} overrides read before still apply" if kept else ""
-        self._held = Overrides(overrides=self._held.overrides, problems=(problem + note,))
-        return self._held
+        self._overrides = Overrides(overrides=self._overrides.overrides, problems=(problem + note,))
+        return self._overrides

@@ -219,6 +219,7 @@ class Cutter:
                 self._begins = data[at] in b","
                 at += self._begins
             else:
+                # The item is longer than the known one, or differs.
                 self._give_up()
                 return at
         return at
@@ -249,6 +250,7 @@ class Cutter:
 
     def _passed_over(self, data: bytes) -> bool:
         """Whether nothing that counts ends in this part; then it is kept, and nothing else is to be done."""
+        # Up to the end of an item's first inner object (its metadata) that end is looked for, one level deeper.
         floor = _ITEMS_DEPTH + (not self._first)
         if not self._in_items or self._depth <= floor:
             return False
@@ -342,6 +344,7 @@ def _structure(data: bytes, *, in_string: bool, escaped: bool) -> tuple[int, int
         data = data[1:]
     escaped = False
     if b"\\" in data:
+        # Pairs of backslashes first: the second of a pair escapes nothing.
         data = data.replace(b"\\\\", b"..").replace(b'\\"', b"..")
         escaped = data.endswith(b"\\")
     marks = data.translate(_ONE_KIND, _NO_STRUCTURE)

@@ -1,27 +1,13 @@
 """This node's pods at the API server, by one list and a watch: changed labels and annotations within milliseconds.
 
-The list is requested once, from the server's cache (``resourceVersion=0``), with a selector for this node's name; then
-a watch from that version on. A watch that ends is continued from the last version, without a list: the server ends it
-after some minutes, and bookmarks keep the version recent. A version that the server does not have any more (410) means
-a new list, from the cache too: if all nodes of a cluster need one, none of the lists reaches etcd.
+The list is requested once; then a watch from that version on. A watch that ends is continued from the last version,
+without a list: the server ends it after some minutes, and bookmarks keep the version recent. A version that the server
+does not have any more (410) means a new list. Whatever fails is repeated after a delay that doubles up to 30 s, with
+jitter; meanwhile the kubelet's list counts.
 
-Whatever fails is repeated after a delay that doubles up to 30 s, with jitter; meanwhile the kubelet's list counts. The
-delay ends early (`retry`) on a sign that the cause is over: a server that was silent responds to a request, the kubelet
-responds again, or the credentials have changed. A delay that the server requests does not.
-
-A watch that is silent is suspect. TCP probes end it when the server's machine vanished. After `_SUSPECT_S` without a
-byte the server must respond to a request on another connection: one that was stopped keeps its connections. A server
-that has sent bookmarks, and any after an outage, that sends nothing for longer than `_SILENCE_S` is connected again; if
-nothing came in all of that watch, with a new list: a server whose store was replaced by an older one reports nothing
-until its version has passed ours. So is one whose pods differ from those that the kubelet has just listed
-(`PodWatch.compare`).
-
-What the server sends is worked on with a tenth of a CPU in the long run (`PacedWork`), lists and their transport
-included, and a list is bounded: its length and rate are the server's choice.
-
-The API server's pods may carry annotations by which a pod passes for another: a user who may create pods can set
-``kubernetes.io/config.mirror`` to any uid. So pods with such annotations are left out here; the kubelet's list, CRI and
-the manifests describe static pods.
+A watch without messages may be dead. TCP probes end it when the server's machine vanished; a server that was stopped
+keeps its connections (`_SUSPECT_S`), and one whose store was replaced by an older one reports nothing until its version
+has passed ours (`_SILENCE_S`). The kubelet's list is compared, too (`PodWatch.compare`).
 
 Source: Kubernetes documentation, "API Concepts": efficient detection of changes, watch bookmarks, resource versions.
 """
@@ -55,15 +41,21 @@ SOURCE: Final = "apiserver"
 NAME: Final = "pod watch"
 _LOG: Final = get_log("pod_watch")
 _STEP: Final = 16 * 1024
+"""Bytes between two checkpoints."""
 _WATCH_S: Final = (240, 480)
 """The server ends each watch after a random time between these."""
 _GRACE_S: Final = 30.0
+"""A watch that the server has not ended this long after its time is ended here."""
 _SILENCE_S: Final = 90.0
-"""Bookmarks arrive about once a minute."""
+"""A server that has sent bookmarks, and any after an outage, is connected again after so long without a byte.
+
+Bookmarks arrive about once a minute. If nothing came in all of that watch, the pods are listed anew.
+"""
 _SUSPECT_S: Final = 30.0
+"""After so long without a byte the server must respond to a request on another connection."""
 _ALIVE_S: Final = 5.0
 """The time that a server has for the request that shows that it responds."""
-_KNOCK_S: Final = 5.0
+_PROBE_S: Final = 5.0
 """Between two of these requests while a server is silent."""
 _FIRST_DELAY_S: Final = 1.0
 _LONGEST_DELAY_S: Final = 20.0
@@ -181,13 +173,17 @@ class PodWatch:
         self._problems: dict[str, str] = {}
         self._failures = 0
         self._list_again = False
+        # Lists and their transport included: their length and rate are the server's choice.
         self._pace = PacedWork()
         self._scope: trio.CancelScope | None = None
         self._doubted_at = -math.inf
         self._responded_at = -math.inf
         self._parts = 0
+        """Chunks of the present watch."""
         self._silent = False
+        """The last failure was a server that did not respond."""
         self._cut = False
+        """The last watch ended before its time."""
         self._again = WakeUp()
 
     @property
@@ -220,7 +216,10 @@ class PodWatch:
             self._scope.cancel(reason="relist")
 
     def retry(self) -> None:
-        """End the delay after a failure, as its cause may be over. One that the server requested is kept."""
+        """End the delay after a failure, as its cause may be over; a delay that the server requested is kept.
+
+        Called when the kubelet responds again, or the credentials have changed.
+        """
         self._again.set()
 
     def compare(self, listed: PodMeta) -> None:
@@ -249,7 +248,7 @@ class PodWatch:
         try:
             async with trio.open_nursery() as nursery:
                 if self._beside is not None:
-                    nursery.start_soon(self._suspect, self._beside)
+                    nursery.start_soon(self._end_when_dead, self._beside)
                 while True:
                     delay_s, requested_s = await self._connected()
                     await self._pause(delay_s, requested_s)
@@ -265,13 +264,13 @@ class PodWatch:
         if requested_s > 0:
             await trio.sleep(requested_s)
         with trio.move_on_at(end):
-            while not await self._again.wait(_KNOCK_S):
+            while not await self._again.wait(_PROBE_S):
                 if self._silent and self._beside is not None and await self._beside.answers(_ALIVE_S):
-                    # All nodes of a cluster see that at the same time.
+                    # With jitter: all nodes of a cluster see that at the same time.
                     await trio.sleep(self._fraction())
                     break
 
-    async def _suspect(self, beside: KubeApi) -> None:
+    async def _end_when_dead(self, beside: KubeApi) -> None:
         """End the watch of a server that is silent and does not respond to another request either."""
         while True:
             due = max(self._heard_at or -math.inf, self._responded_at) + _SUSPECT_S
@@ -283,6 +282,7 @@ class PodWatch:
                 scope, parts = self._scope, self._parts
                 responds = await beside.answers(_ALIVE_S)
                 self._responded_at = trio.current_time()
+                # Not if another watch has begun, or a message has come, during the request.
                 if not responds and scope is self._scope and parts == self._parts and self._live:
                     self._silent = True
                     self._failed(
@@ -316,6 +316,7 @@ class PodWatch:
         if self._live and trio.current_time() - began >= _SHORT_S:
             self._failures = 0
             return 0.0, 0.0
+        # Also a watch that ended at once without an error: a server must not be asked in a loop.
         self._failures += 1
         delay_s = min(_FIRST_DELAY_S * 2.0 ** min(self._failures - 1, 10), _LONGEST_DELAY_S)
         requested_s = min(requested_s, _LONGEST_REQUESTED_S)
@@ -338,6 +339,7 @@ class PodWatch:
             await pace.rest()
 
         try:
+            # Version 0: from the server's cache. If all nodes of a cluster list, none of the lists reaches etcd.
             await self._api.read(f"{self._path}&resourceVersion=0", take)
             with pace.measured():
                 reader.end()
@@ -385,7 +387,8 @@ class PodWatch:
             return await self._follow(version, lasts_s, take)
         finally:
             self._cut = trio.current_time() - began < lasts_s
-            # Not after a failure to connect, nor where bookmarks have not been due. Usual on a quiet cluster of 1.26.
+            # An older store may be behind the server (`_SILENCE_S`). Not after a failure to connect, nor where
+            # bookmarks have not been due. Usual on a quiet cluster of 1.26.
             if self._live and not self._parts and trio.current_time() - began >= min(_SILENCE_S, lasts_s):
                 _LOG.info("the pod watch was silent: listing again")
                 self._version = None
@@ -440,6 +443,7 @@ class PodWatch:
             raise SourceError(NAME, f"not a watch event: {str(exc)[:_LONGEST_PROBLEM]}") from exc
         if event.type == "BOOKMARK":
             self._bookmarked = True
+            # Its store is another one now.
             if _precedes(version, self._version):
                 raise ExpiredError
         if event.type in {"ADDED", "MODIFIED", "DELETED"}:
@@ -460,6 +464,7 @@ class PodWatch:
             self._problem("?", str(exc)[:_LONGEST_PROBLEM])
             return
         if deleted:
+            # Still in `known`: a pod is forgotten with its directory (`keep_only`).
             self._present.discard(listed.meta.uid)
         elif uid := self._take(listed):
             changed.add(uid)
@@ -467,6 +472,8 @@ class PodWatch:
     def _take(self, listed: ListedPod) -> str | None:
         """Bring in one pod; its uid if it differs in a part that counts."""
         meta, uid = listed.meta, listed.meta.uid
+        # A user who may create pods can set ``kubernetes.io/config.mirror`` to any uid, so that a pod passes for
+        # another. Static pods are described by the kubelet's list, CRI and the manifests.
         if meta.static:
             return None
         before = self._known.get(uid)
@@ -475,6 +482,7 @@ class PodWatch:
             return None
         if not listed.whole:
             self._problem(uid, "; ".join(meta.problems)[:_LONGEST_PROBLEM])
+            # Labels or annotations that could not be read this time are those of before.
             if before is not None:
                 meta = replace(
                     before,
@@ -506,10 +514,10 @@ def _differ(known: PodMeta, listed: PodMeta) -> bool:
     """Whether labels or annotations differ; those that the kubelet adds do not count."""
     if known.labels is None or listed.labels is None or known.annotations is None or listed.annotations is None:
         return False
-    return known.labels != listed.labels or _own(known) != _own(listed)
+    return known.labels != listed.labels or _without_kubelets(known) != _without_kubelets(listed)
 
 
-def _own(meta: PodMeta) -> dict[str, str]:
+def _without_kubelets(meta: PodMeta) -> dict[str, str]:
     return {key: text for key, text in (meta.annotations or {}).items() if not key.startswith(_KUBELETS)}
 
 

@@ -1,12 +1,8 @@
 """Wakes the interference monitor when memory or CPU pressure of the node begins, instead of at its next sample.
 
-One PSI trigger each on ``/proc/pressure/memory`` and ``/proc/pressure/cpu``: tasks stalled for 150 ms within 1 s. The
-kernel reports again in each window while the stall lasts; only the first report after `QUIET_S` without one is passed
-on, so that lasting pressure (BE work that fills the CPUs) costs nothing more than polling. The event has no value: the
-monitor decides on signals that are read after it.
-
-Where the kernel refuses a trigger, the monitor's own interval remains, and `status` has the reason. Without
-CAP_SYS_RESOURCE the window is 2 s (Linux 6.5 and later) or the trigger is refused.
+One PSI trigger each on ``/proc/pressure/memory`` and ``/proc/pressure/cpu``. The event has no value: the monitor
+decides on signals that are read after it. Where the kernel refuses a trigger, the monitor's own interval remains, and
+`status` has the reason.
 
 Source: kernel documentation, accounting/psi, "Monitoring for pressure thresholds".
 """
@@ -26,8 +22,13 @@ _LOG: Final = get_log("pressure")
 NAME: Final = "pressure events"
 RESOURCES: Final = (PressureResource.MEMORY, PressureResource.CPU)
 SPEC: Final = TriggerSpec(stall_us=150_000, window_us=1_000_000)
+"""Tasks stalled for 150 ms within 1 s. Without CAP_SYS_RESOURCE the window is 2 s (Linux 6.5 and later), or the trigger
+is refused.
+"""
 QUIET_S: Final = 10.0
-"""Also the least time between two events of one resource that are passed on."""
+"""Only the first report after so long without one is passed on: the kernel reports again in each window of a stall, and
+lasting pressure (BE work that fills the CPUs) is to cost nothing more than polling.
+"""
 _READ_S: Final = 2.0
 """Reports of lasting pressure are read so far apart, each as of its reading."""
 _RETRY_S: Final = 300.0

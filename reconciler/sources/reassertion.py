@@ -6,10 +6,6 @@ four times at the distance of the CPU manager's period (``cpuManagerReconcilePer
 changed and no start of a kubelet in between. Repeated writes against it are useless, so policies choose knobs that it
 does not write.
 
-What else updates containers has another distance, or is a change: a kubelet writes all of them in its first round after
-each start, a person restarts it at any time, and systemd restarts a failing one at about 10 s, which `restarted`
-reports. One round that does not come ends the rhythm, as settings are given up for it.
-
 Source: recordings of 1.22 (updates at the first tick, at a restart, at changes: never twice at an equal distance), and
 measurements of a kubelet that reconciles as 1.21 does; KubeletConfiguration (v1beta1) for the period.
 """
@@ -24,8 +20,9 @@ _LONGEST: Final = 1.3
 _ONE_UPDATE_S: Final = 0.5
 """Signals of one container closer than this are one update (state.json, then init.pid)."""
 _ROUNDS: Final = 4
+"""Updates of one container in the rhythm. What else updates containers has another distance, or is a change."""
 _LATE: Final = 1.5
-"""Without an update for this many periods one round did not come."""
+"""Periods without an update: one round did not come. That ends the rhythm, as settings are given up for it."""
 
 
 @final
@@ -77,7 +74,10 @@ class Reassertion:
             self._last = at
 
     def restarted(self) -> None:
-        """The kubelet restarted, possibly as another version: its first round rewrites everything in any version."""
+        """The kubelet restarted, possibly as another version: its first round rewrites everything in any version.
+
+        A person restarts it at any time, and systemd a failing one at about 10 s: the CPU manager's period, too.
+        """
         self._rounds.clear()
         self._period = None
 

@@ -13,24 +13,6 @@ youki            state.json     none (rewritten in place)    pid, status; values
 kata, gVisor     none           none                         no cgroup per container: bounded at the pod's directory
 ================ ============== ============================ =======================================================
 
-crun 1.8.1 on cgroup v1, by strace; milliseconds after the mkdir of ``<root>/<id>``, which strace makes longer:
-
-====== =============================================================================================================
-   0.1 mknod ``exec.fifo``; 0.8 clone of the container's init (its name remains ``crun``, on older kernels a number)
-   2.7 mkdir and ``cgroup.procs`` per hierarchy: systemd, pids, blkio, freezer, devices, memory, cpuset (16.4; its
-       ``cpuset.cpus`` and ``.mems`` are copied from the pod's), cpuacct, cpu (18.1)
-  18.6 values: devices, memory.limit_in_bytes, pids.max, cpu.shares, cpu.cfs_period_us, cpu.cfs_quota_us (20.5),
-       cpuset.cpus (20.7): the last write
-  31.2 ``status.tmp`` written in ``<root>/<id>``; 31.4 rename to ``status``: the signal. ``crun create`` ends
-  later ``crun start``, a process of its own: opens ``exec.fifo``, **unlinks it, then** writes a byte to it; the exec
-       follows 1.1 ms after the unlink. ``status`` is not written
-  later ``crun update``: writes the values; ``status`` is neither written nor renamed: no event at all
-====== =============================================================================================================
-
-Two consequences. A container of crun whose ``exec.fifo`` is there has not executed its program: a proof that needs no
-process name (with runc it is none: runc removes its own after the init went on). An update by crun is found by its
-writes only, and its record of values is the bundle's ``config.json`` as of the creation.
-
 Source: strace of crun 1.8.1 (Debian 12); youki's ``libcontainer`` (container state) from its source, not measured.
 """
 
@@ -50,6 +32,13 @@ from reconciler.sources.bundles import RuntimeState, init_process, parse_state
 _LARGEST: Final = 1 << 20
 """Bytes of a record: a ``status`` has 0.4 kB, a ``state.json`` 20."""
 FIFO: Final = "exec.fifo"
+"""Made first of all in a container's directory, and opened by the runtime's ``start``.
+
+``crun start``, a process of its own, opens it, **unlinks it, then** writes a byte to it; the exec follows 1.1 ms after
+the unlink. So a container of crun that has it has not executed its program: a proof that needs no process name (the
+init's remains ``crun``, on older kernels a number). With runc it proves nothing: runc removes its own after the init
+went on.
+"""
 
 
 class Runtime(StrEnum):
@@ -77,6 +66,20 @@ class StateFile(NamedTuple):
 
 STATE_JSON: Final = "state.json"
 STATUS: Final = "status"
+"""crun's record. Milliseconds after the mkdir of ``<root>/<id>`` (cgroup v1, under strace, which makes them longer):
+
+====== =============================================================================================================
+   0.1 mknod ``exec.fifo``; 0.8 clone of the container's init
+   2.7 mkdir and ``cgroup.procs`` per hierarchy: systemd, pids, blkio, freezer, devices, memory, cpuset (16.4; its
+       ``cpuset.cpus`` and ``.mems`` are copied from the pod's), cpuacct, cpu (18.1)
+  18.6 values: devices, memory.limit_in_bytes, pids.max, cpu.shares, cpu.cfs_period_us, cpu.cfs_quota_us (20.5),
+       cpuset.cpus (20.7): the last write
+  31.2 ``status.tmp`` written in ``<root>/<id>``; 31.4 rename to ``status``: the signal. ``crun create`` ends
+====== =============================================================================================================
+
+``crun start`` does not write it, and ``crun update`` neither writes nor renames it: an update is found by its writes
+only, and the record of values is the bundle's ``config.json`` as of the creation.
+"""
 FILES: Final = (StateFile(STATE_JSON, Runtime.RUNC, fifo=False), StateFile(STATUS, Runtime.CRUN, fifo=True))
 
 _SHIMS: Final = {

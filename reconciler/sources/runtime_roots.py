@@ -2,15 +2,7 @@
 
 Two kinds, both holding one directory per container id: the runtime's own state (``<id>/state.json`` of runc,
 ``<id>/status`` of crun: `reconciler.sources.runtime_files`), and the OCI bundle (``<id>/config.json``, and ``init.pid``
-when containerd's shim has started it). runc's root is *not* below containerd's
-state directory: the shim uses its own default, or the runtime's ``Root`` option, and adds the containerd namespace.
-
-Runtimes with a machine or kernel per pod (kata, gVisor) are recognised by the bundle's ``shim-binary-path``, by kata's
-directory of a sandbox, or by runsc's state file.
-
-CRI-O: ``/etc/crio/crio.conf``, then the files of ``/etc/crio/crio.conf.d`` in the order of their names: of one option
-the last value counts, runtimes are added by name. Storage that they do not name is that of
-``/etc/containers/storage.conf``; a bundle is in ``<runroot>/<driver>-containers/<id>/userdata``.
+when containerd's shim has started it; CRI-O's is in ``<runroot>/<driver>-containers/<id>/userdata``).
 
 Source: containerd's shim for runc (v1 and v2), its configuration formats 1 to 3; moby; crio.conf(5), crio.conf.d(5),
 containers-storage.conf(5).
@@ -51,6 +43,9 @@ _SHIM_PATH: Final = "shim-binary-path"
 _LONGEST_PATH: Final = 4096
 _STATE: Final = STATES[0]
 _RUNC_ROOT: Final = "/run/containerd/runc"
+"""*Not* below containerd's state directory: the shim uses this default of its own, or the runtime's ``Root`` option,
+and adds the containerd namespace.
+"""
 _NAMESPACE: Final = "k8s.io"
 _TASKS: Final = "io.containerd.runtime.v2.task"
 _TASKS_V1: Final = "io.containerd.runtime.v1.linux"
@@ -102,7 +97,8 @@ class RuntimeDirs(Struct, frozen=True, kw_only=True):
     def sandbox(self, container_id: str) -> Runtime | None:
         """The runtime of a container that runs in a virtual machine or a kernel of its own; None: none is recognised.
 
-        By files that only root makes, never by the name of a process, which any process may take.
+        By files that only root makes, never by the name of a process, which any process may take: the bundle's
+        ``shim-binary-path``, kata's directory of a sandbox, or runsc's state file.
         """
         for directory in self.bundles:
             runtime = shim_runtime(_first_line(f"{directory}/{container_id}/{_SHIM_PATH}"))
@@ -279,7 +275,11 @@ class _CrioDirs(Struct, frozen=True, kw_only=True):
 
 
 def _read_crio(root: str = "/") -> _CrioDirs:
-    """What the files below ``root`` name, and the defaults. Errors: none; they are in ``problems``."""
+    """What the files below ``root`` name, and the defaults. Errors: none; they are in ``problems``.
+
+    ``/etc/crio/crio.conf``, then the files of ``/etc/crio/crio.conf.d`` in the order of their names: of one option the
+    last value counts, runtimes are added by name.
+    """
     problems: list[InputError] = []
     options: dict[str, str] = {}
     states: list[str] = []
@@ -298,6 +298,7 @@ def _read_crio(root: str = "/") -> _CrioDirs:
         except InputError as exc:
             problems.append(exc)
 
+    # First: it counts for what CRI-O's own files do not name.
     take(CRIO_STORAGE, "storage", {"runroot": "runroot", "graphroot": "root", "driver": "storage_driver"})
     for path in (CRIO_CONFIG, *_crio_drop_ins(root, problems)):
         take(path, "crio", {"runroot": "runroot", "root": "root", "storage_driver": "storage_driver"})

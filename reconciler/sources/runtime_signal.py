@@ -6,19 +6,10 @@ in the same rename. ``init.pid`` in containerd's bundle appears a little later a
 the runtimes are in `reconciler.sources.runtime_files`.
 
 A container for which neither came within `_SILENT_S` has no signal: it is reported as ABSENT, and its values are
-verified after short, growing delays, because its runtime may still overwrite them. Of a burst of pods creations last
-longer: while the runtime's directory has the FIFO that runc and crun make first and not yet their record, the container
-is awaited, up to `_LONGEST_S`, and reported as ``unfinished`` each `_LONG_S`.
+verified after short, growing delays, because its runtime may still overwrite them.
 
 Each command of the runtime on a container that exists (an exec, a kill, a start) begins by opening that file, before it
-makes a process in the container's groups or signals one: an event of its own (``commanded``), reported at once, because
-that process may wait for CPU time already. An update opens it, too, and replaces it some milliseconds later: where the
-signal follows within `_UPDATE_S`, the command is taken back. Where the kubelet updates containers by itself
-(``updates``), a command is reported only after that time. Who only reads the file (the daemon, ``bypassctl``) opens its
-directory before (`announce_reading`), which takes that one opening out.
-
-The handler is called within the task that read the event, before anything else of the batch is done: this is the fast
-path, and every microsecond here delays the setting for the container's first instruction.
+makes a process in the container's groups or signals one: an event of its own, ``commanded``.
 """
 
 import math
@@ -60,6 +51,7 @@ _LONG_S: Final = 0.5
 _LONGEST_S: Final = 60.0
 """Of a creation that a file proves: 5 s were measured when a kubelet started 110 pods at once on two CPUs."""
 _UPDATE_S: Final = 0.05
+"""An update, too, begins by opening the file, and replaces it some milliseconds later: within this time."""
 _READING_S: Final = 1.0
 """At most this long after its directory a reader opens the file, on a busy node, too."""
 _FRESH_S: Final = 0.1
@@ -97,7 +89,10 @@ class RuntimeEventHandler(Protocol):
         ...
 
     def commanded(self, container_id: str, at: float | None, /) -> None:
-        """The runtime was called for this container. ``at``: monotonic seconds; None: the last one was an update."""
+        """The runtime was called for this container: a process in its groups may wait for CPU time already.
+
+        ``at``: monotonic seconds; None: the last command was an update.
+        """
         ...
 
     def unfinished(self, container_id: str, /) -> None:
@@ -110,7 +105,7 @@ class RuntimeEventHandler(Protocol):
 
 
 class _WatchedDirectory:
-    """One watched directory: a container's when ``container_id`` is set, else a root or a way to one."""
+    """One watched directory: a container's when ``container_id`` is set, else a root or an ancestor of one."""
 
     __slots__ = ("container_id", "expects", "seen")
 
@@ -129,10 +124,10 @@ class _RuntimeRoot:
     ) -> None:
         self.path = path
         self.expects = expects
-        self.spot = _WatchedDirectory()
-        self.way = AncestorWatch(watcher, base, path, _WatchedDirectory())
-        self.there = False
-        self.spots: dict[str, _WatchedDirectory] = {}
+        self.token = _WatchedDirectory()
+        self.ancestors = AncestorWatch(watcher, base, path, _WatchedDirectory())
+        self.exists = False
+        self.containers: dict[str, _WatchedDirectory] = {}
 
 
 @final
@@ -215,7 +210,7 @@ class RuntimeEvents:
         return self._evidence.get(container_id, RuntimeEvent.ABSENT)
 
     def _watches(self, container_id: str) -> bool:
-        return any(container_id in root.spots for root in self._roots.values())
+        return any(container_id in root.containers for root in self._roots.values())
 
     @property
     def stats(self) -> WatchStats | None:
@@ -228,17 +223,17 @@ class RuntimeEvents:
         ``sandboxed``: how many pods have no container with a cgroup of its own.
         """
         stats = self.stats
-        there = [root for root in self._roots.values() if root.there and root.expects is _STATES]
+        existing = [root for root in self._roots.values() if root.exists and root.expects is _STATES]
         problem = "not running" if stats is None else stats.problem or self._unread
         waiting = ""
-        if problem is None and not there:
+        if problem is None and not existing:
             states = ", ".join(self._dirs.states)
             if containers:
                 problem = f"no runtime's state below {states}: values are verified until they are stable"
             else:
                 # The runtime makes it with its first container.
                 waiting = f"no container yet: waits for a runtime's state below {states}"
-        watched = ", ".join(f"{root.path} ({plural(len(root.spots), 'container')})" for root in there)
+        watched = ", ".join(f"{root.path} ({plural(len(root.containers), 'container')})" for root in existing)
         detail = problem or waiting or watched
         if stats is not None:
             known = self._evidence
@@ -275,10 +270,11 @@ class RuntimeEvents:
                     (self._dirs.bundles, _BUNDLES),
                 ):
                     for path in paths:
+                        # /run always exists: of a directory below it nothing above is watched.
                         inside = path.startswith(f"{self._base}/")
                         self._roots[path] = _RuntimeRoot(path, expects, watcher, self._base if inside else self._root)
                 self._resync(watcher, again=True)
-                self._tell_gone(known)
+                self._report_removed(known)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._list_periodically, watcher)
                     nursery.start_soon(self._end_silence)
@@ -293,18 +289,21 @@ class RuntimeEvents:
             batch = await watcher.next_batch()
             at = time.monotonic()
             slow = False
-            for spot, _, name, mask in batch:
+            # The fast path, before anything else of the batch: every microsecond here delays the setting for the
+            # container's first instruction.
+            for directory, _, name, mask in batch:
                 if mask & OPENED:
-                    if spot is not None and name in _STATES:
-                        self._on_opened(nursery, spot.container_id, at)
-                    elif spot is not None and not name and spot.expects is _STATES:
-                        self._read[spot.container_id] = at
-                elif spot is not None and (which := spot.expects.get(name)) is not None:
+                    if directory is not None and name in _STATES:
+                        self._on_opened(nursery, directory.container_id, at)
+                    elif directory is not None and not name and directory.expects is _STATES:
+                        # The directory itself was opened: see `announce_reading`.
+                        self._read[directory.container_id] = at
+                elif directory is not None and (which := directory.expects.get(name)) is not None:
                     self._fresh_until = at + _FRESH_S
-                    settled(spot.container_id, at, which)
+                    settled(directory.container_id, at, which)
                     if name in _STATES:
-                        self._on_replaced(spot.container_id, at)
-                    self._note(spot.container_id, which)
+                        self._on_replaced(directory.container_id, at)
+                    self._note(directory.container_id, which)
                 else:
                     slow = True
             self._seen_at = at
@@ -315,6 +314,7 @@ class RuntimeEvents:
                     self._resync(watcher, again=True)
 
     def _on_opened(self, nursery: trio.Nursery, container_id: str, at: float) -> None:
+        # A reader (the daemon, ``bypassctl``) has announced this one opening.
         if at - self._read.pop(container_id, -math.inf) < _READING_S:
             return
         # A command opens the file several times: it is one.
@@ -322,8 +322,10 @@ class RuntimeEvents:
             return
         self._opened[container_id] = at
         if self._updates():
+            # It may be one of the kubelet's updates: reported only where no replacement follows.
             nursery.start_soon(self._report_later, container_id, at)
         else:
+            # At once, and taken back if it was an update: the command's process may wait for CPU time already.
             self._handler.commanded(container_id, at)
 
     def _on_replaced(self, container_id: str, at: float) -> None:
@@ -349,7 +351,8 @@ class RuntimeEvents:
         while True:
             now = trio.current_time()
             for name in [name for name, at in self._silent_at.items() if at <= now]:
-                # Its event is still to come, or to be read.
+                # Its event is still to come, or to be read. In a burst of pods creations last longer than `_SILENT_S`:
+                # while there is the FIFO that runc and crun make first, and not yet their record, it is awaited.
                 if now - self._began[name] < _LONGEST_S and self._begun(name):
                     self._silent_at[name] = now + _LONG_S
                     self._handler.unfinished(name)
@@ -369,17 +372,17 @@ class RuntimeEvents:
             self.repaired += self._resync(watcher, again=False)
 
     def _handle(self, watcher: DirWatcher[_WatchedDirectory], event: DirEvent[_WatchedDirectory]) -> None:
-        spot = event.token
-        if spot is None:
+        directory = event.token
+        if directory is None:
             return
-        if spot.container_id:
+        if directory.container_id:
             if event.rescan:
-                self._check(event.path, spot)
+                self._check(event.path, directory)
             return
         for root in self._roots.values():
-            if root.way.leads_on(event):
+            if root.ancestors.leads_on(event):
                 if event.mask & VANISHED:
-                    root.way.cut(event)
+                    root.ancestors.cut(event)
                 self._open(watcher, root, again=False)
         runtime_root = self._roots.get(event.path)
         if runtime_root is None:
@@ -400,18 +403,18 @@ class RuntimeEvents:
 
     def _open(self, watcher: DirWatcher[_WatchedDirectory], root: _RuntimeRoot, *, again: bool) -> int:
         """Watch the existing part of one root, then list it; how many containers appeared or vanished unnoticed."""
-        root.there = root.way.extend() and watcher.add(root.path, CHILDREN, root.spot)
+        root.exists = root.ancestors.extend() and watcher.add(root.path, CHILDREN, root.token)
         try:
-            there = self._list(root.path) if root.there else set()
+            listed = self._list(root.path) if root.exists else set()
         except SourceError as exc:
             # Unknown is not empty: no container is reported as removed.
             self._unread = str(exc)
             return 0
-        missing = root.spots.keys() - there
-        new = there - root.spots.keys()
+        missing = root.containers.keys() - listed
+        new = listed - root.containers.keys()
         for name in missing:
             self._vanished(watcher, root, name)
-        for name in there if again else new:
+        for name in listed if again else new:
             self._appeared(watcher, root, name, found=True)
         return len(missing) + len(new)
 
@@ -426,14 +429,15 @@ class RuntimeEvents:
 
     def _appeared(self, watcher: DirWatcher[_WatchedDirectory], root: _RuntimeRoot, name: str, *, found: bool) -> None:
         path = f"{root.path}/{name}"
-        if path in self._roots or any(path in other.way for other in self._roots.values()):
+        # A root may be inside another one: its name is not a container's.
+        if path in self._roots or any(path in other.ancestors for other in self._roots.values()):
             return
         if not found:
             self._fresh_until = time.monotonic() + _FRESH_S
-        spot = _WatchedDirectory(name, root.expects)
-        if not watcher.add(path, _RENAMES, spot):
+        directory = _WatchedDirectory(name, root.expects)
+        if not watcher.add(path, _RENAMES, directory):
             return
-        root.spots[name] = spot
+        root.containers[name] = directory
         # List after watch: the rename may have been before.
         for file, which in root.expects.items():
             if os.path.exists(f"{path}/{file}"):
@@ -449,7 +453,7 @@ class RuntimeEvents:
             self._silence.set()
 
     def _vanished(self, watcher: DirWatcher[_WatchedDirectory], root: _RuntimeRoot, name: str) -> None:
-        if root.spots.pop(name, None) is not None:
+        if root.containers.pop(name, None) is not None:
             watcher.remove(f"{root.path}/{name}")
             if not self._watches(name):
                 self._opened.pop(name, None)
@@ -459,22 +463,22 @@ class RuntimeEvents:
                 self._began.pop(name, None)
                 self._handler.gone(name)
 
-    def _tell_gone(self, before: dict[str, _RuntimeRoot]) -> None:
+    def _report_removed(self, before: dict[str, _RuntimeRoot]) -> None:
         """After a restart of the source: report containers that were removed meanwhile."""
-        for name in {name for root in before.values() for name in root.spots}:
+        for name in {name for root in before.values() for name in root.containers}:
             if not self._watches(name):
                 self._handler.gone(name)
 
-    def _check(self, directory: str, spot: _WatchedDirectory) -> None:
+    def _check(self, path: str, directory: _WatchedDirectory) -> None:
         """A polled directory: report when its file differs from the last reading."""
-        for file, which in spot.expects.items():
+        for file, which in directory.expects.items():
             try:
-                stat = os.stat(f"{directory}/{file}")
+                stat = os.stat(f"{path}/{file}")
             except OSError:
                 continue
             seen = (stat.st_ino, stat.st_mtime_ns)
-            if seen != spot.seen:
-                spot.seen = seen
-                self._note(spot.container_id, which)
-                self._handler.settled(spot.container_id, time.monotonic(), RuntimeEvent.FOUND)
+            if seen != directory.seen:
+                directory.seen = seen
+                self._note(directory.container_id, which)
+                self._handler.settled(directory.container_id, time.monotonic(), RuntimeEvent.FOUND)
             return

@@ -144,7 +144,7 @@ class TreeSource:
         self._nodes: dict[str, _TreeNode] = {}
         self._owners: dict[str, _TreeNode] = {}
         self._seen_at: float | None = None
-        self._way: AncestorWatch[str] | None = None
+        self._ancestors: AncestorWatch[str] | None = None
         self._listed_at = float("-inf")
         """When the whole tree was listed last (trio's clock)."""
         self._round = 0
@@ -185,10 +185,11 @@ class TreeSource:
         For a periodic pass, which is the safety net of both: the model's own is due only when none has been for as
         long. Of a source that does not run: `scan_gently`.
         """
-        watcher, way = self._watcher, self._way
-        if watcher is not None and way is not None:
+        watcher, ancestors = self._watcher, self._ancestors
+        if watcher is not None and ancestors is not None:
             self._grace_s = _PASS_S
-            self.repaired += await self._resync(watcher, way, periodic=True)
+            self.repaired += await self._resync(watcher, ancestors, periodic=True)
+            # Else the source has failed meanwhile, and the model may be incomplete.
             if self._watcher is watcher:
                 unread = {self._layout.kubepods if at == _ABOVE else at: exc for at, exc in self._unread.items()}
                 return Listing(self.pods(), unread)
@@ -265,45 +266,46 @@ class TreeSource:
         try:
             with DirWatcher[str](_NAME, self._unread_events) as watcher:
                 self._watcher = watcher
-                way = AncestorWatch(
+                ancestors = AncestorWatch(
                     watcher,
                     self._tree.trigger_directory("/"),
                     self._tree.trigger_directory(self._layout.kubepods),
                     _ABOVE,
                 )
-                self._way = way
+                self._ancestors = ancestors
                 self._marks.mark_all("start")
-                await self._resync(watcher, way)
+                await self._resync(watcher, ancestors)
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._list_periodically, watcher, way)
+                    nursery.start_soon(self._list_periodically, watcher, ancestors)
                     task_status.started()
-                    await self._follow(watcher, way)
+                    await self._follow(watcher, ancestors)
         finally:
-            self._watcher = self._way = None
+            self._watcher = self._ancestors = None
 
-    async def _follow(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> None:
+    async def _follow(self, watcher: DirWatcher[str], ancestors: AncestorWatch[str]) -> None:
         while True:
             batch = await watcher.next_batch()
             if any(event.overflow for event in batch):
                 self._marks.mark_all("overflow")
-                await self._resync(watcher, way)
+                # The other events of the batch are covered by the listing.
+                await self._resync(watcher, ancestors)
                 continue
             clock = TimeSlice()
             for event in batch:
-                self._handle(watcher, way, event)
+                self._handle(watcher, ancestors, event)
                 await clock.checkpoint()
             self._seen_at = time.monotonic()
 
-    async def _list_periodically(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> None:
+    async def _list_periodically(self, watcher: DirWatcher[str], ancestors: AncestorWatch[str]) -> None:
         """The safety net. Beside the reader: both treat one directory at a time, whole, and compare with the model."""
         wait_s = _RETRY_S
         while True:
             failed = await self._failed.wait_until(self._due, settle_s=wait_s)
             if trio.current_time() >= self._due:
                 self._grace_s = 0.0
-                self.repaired += await self._resync(watcher, way, periodic=True)
+                self.repaired += await self._resync(watcher, ancestors, periodic=True)
             elif failed:
-                self._read_again(watcher, way)
+                self._read_again(watcher, ancestors)
             wait_s = min(2 * wait_s, self._resync_s) if self._unread else _RETRY_S
             if self._unread:
                 self._failed.set()
@@ -315,15 +317,15 @@ class TreeSource:
         """When this source lists the tree by itself (trio's clock)."""
         return self._listed_at + self._resync_s + self._grace_s
 
-    def _read_again(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> None:
+    def _read_again(self, watcher: DirWatcher[str], ancestors: AncestorWatch[str]) -> None:
         for path in list(self._unread):
             node = self._nodes.get(path)
             if node is not None:
-                self._look(watcher, node)
+                self._compare(watcher, node)
             else:
                 # kubepods itself, or a directory removed since.
                 self._unread.pop(path, None)
-                self._open(watcher, way)
+                self._open(watcher, ancestors)
 
     def _unreadable(self, path: str, exc: SourceError) -> None:
         if path not in self._unread:
@@ -331,22 +333,24 @@ class TreeSource:
         self._unread[path] = exc
         self._failed.set()
 
-    async def _resync(self, watcher: DirWatcher[str], way: AncestorWatch[str], *, periodic: bool = False) -> int:
+    async def _resync(self, watcher: DirWatcher[str], ancestors: AncestorWatch[str], *, periodic: bool = False) -> int:
         """Watch and list the whole tree against the model; how many directories were not as the model had them.
 
         ``periodic``: no event is known to be lost. The kernel reports a loss, so pods' directories have their turns.
         """
         self._listed_at = trio.current_time()
         self._round += periodic
-        changes = self._open(watcher, way)
+        changes = self._open(watcher, ancestors)
         todo = [] if self._root is None else [self._root]
         clock = TimeSlice()
         # A source that failed and runs again has another watcher, and lists anew.
         while todo and self._watcher is watcher:
             node = todo.pop()
+            # By inode: as many directories in each round.
             its_turn = not periodic or (node.inode + self._round) % _WHOLE == 0
+            # An event may have removed the node since it was put into the list.
             if self._nodes.get(node.path) is node and (its_turn or not self._is_as_listed(watcher, node)):
-                changes += self._look(watcher, node)
+                changes += self._compare(watcher, node)
                 todo += [child for child in node.children.values() if child.name.container_id is None]
             await clock.checkpoint()
         self._seen_at = time.monotonic()
@@ -358,15 +362,16 @@ class TreeSource:
             return False
         directory = self._tree.trigger_directory(node.path)
         try:
-            found = os.stat(directory)
+            status = os.stat(directory)
         except OSError:
             return False
-        return (found.st_ino, found.st_nlink) == (node.inode, 2 + len(node.children)) and directory in watcher
+        # The links of a cgroup directory: two, and one for each directory in it.
+        return (status.st_ino, status.st_nlink) == (node.inode, 2 + len(node.children)) and directory in watcher
 
-    def _open(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> int:
+    def _open(self, watcher: DirWatcher[str], ancestors: AncestorWatch[str]) -> int:
         """Find kubepods itself: 1 when it was added, removed, or made again."""
         try:
-            inode = _inode(way.target) if way.extend() else None
+            inode = _inode(ancestors.target) if ancestors.extend() else None
         except SourceError as exc:
             self._unreadable(_ABOVE, exc)
             return 0
@@ -383,25 +388,26 @@ class TreeSource:
             self._root = _TreeNode(self._layout.kubepods, GroupName(kind=GroupKind.KUBEPODS), inode)
             self._nodes[self._root.path] = self._root
             self._marks.mark_all("kubepods appeared")
-            self._look(watcher, self._root)
+            self._compare(watcher, self._root)
         return changed
 
-    def _handle(self, watcher: DirWatcher[str], way: AncestorWatch[str], event: DirEvent[str]) -> None:
+    def _handle(self, watcher: DirWatcher[str], ancestors: AncestorWatch[str], event: DirEvent[str]) -> None:
         if event.token == _ABOVE:
-            if way.leads_on(event):
+            if ancestors.leads_on(event):
                 if event.mask & VANISHED:
-                    way.cut(event)
-                self._open(watcher, way)
+                    ancestors.cut(event)
+                self._open(watcher, ancestors)
             return
         parent = self._nodes.get(event.token or "")
         if parent is None:
             return
         if event.rescan or event.ended:
             # Removed: newer kernels drop the watch of a removed group themselves; its parent reports it.
-            self._look(watcher, parent)
+            self._compare(watcher, parent)
         elif event.is_dir:
             path = f"{parent.path}/{event.name}"
             known = parent.children.get(path)
+            # A directory made again under its name meanwhile has another inode than the known one.
             try:
                 inode = None if event.mask & VANISHED else _inode(f"{event.path}/{event.name}")
             except SourceError as exc:
@@ -422,26 +428,26 @@ class TreeSource:
                 # Added and removed before it could be read: reported all the same.
                 self._mark(name, within_s=_GONE_S)
 
-    def _look(self, watcher: DirWatcher[str], node: _TreeNode) -> int:
+    def _compare(self, watcher: DirWatcher[str], node: _TreeNode) -> int:
         """Watch one directory, then list it against the model; how many children were added or removed."""
         directory = self._tree.trigger_directory(node.path)
         if not watcher.add(directory, CHILDREN, node.path):
             self._unread.pop(node.path, None)
             return 0
         try:
-            there = {f"{node.path}/{name}": inode for name, inode in _groups(directory)}
+            listed = {f"{node.path}/{name}": inode for name, inode in _groups(directory)}
         except SourceError as exc:
             self._unreadable(node.path, exc)
             return 0
         self._unread.pop(node.path, None)
         changes = 0
         for path, child in list(node.children.items()):
-            if there.get(path) != child.inode:
+            if listed.get(path) != child.inode:
                 changes += 1
                 self._vanished(watcher, child)
                 del node.children[path]
                 node.dirs = None
-        for path, inode in there.items():
+        for path, inode in listed.items():
             if path not in node.children and (name := self._layout.parse(path)) is not None:
                 changes += 1
                 self._appeared(watcher, node, _TreeNode(path, name, inode))
@@ -452,7 +458,7 @@ class TreeSource:
         parent.dirs = None
         self._mark(node.name)
         if node.name.container_id is None:
-            self._look(watcher, node)
+            self._compare(watcher, node)
         else:
             self._owners[node.name.container_id] = parent
 
@@ -463,6 +469,7 @@ class TreeSource:
         del self._nodes[node.path]
         self._unread.pop(node.path, None)
         if node.name.container_id is None:
+            # The kernel keeps the watch of a removed group, and counts it.
             watcher.remove(self._tree.trigger_directory(node.path))
         else:
             self._owners.pop(node.name.container_id, None)

@@ -263,7 +263,7 @@ async def test_the_ticker_notices_without_any_event(node: Node) -> None:
         agent.accounts.sampler._files = REAL  # /proc is no part of the fake kernel
         agent.accounts.sampler.tick(time.monotonic(), fast=False)
         assert agent.control.hotplug._hint.is_set()
-        await agent.control.hotplug._look()
+        await agent.control.hotplug._read_again()
         assert seen == ["CPU 7 went offline; online now: 0-6"]
 
 

@@ -170,7 +170,7 @@ async def test_the_delay_doubles_up_to_30_seconds_with_jitter(failures: int, mon
 async def test_a_server_that_was_silent_is_connected_as_soon_as_something_shows_that_it_may_respond(
     sign: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pod_watch, "_KNOCK_S", 0.05 if sign == "it responds" else 60.0)
+    monkeypatch.setattr(pod_watch, "_PROBE_S", 0.05 if sign == "it responds" else 60.0)
     monkeypatch.setattr(pod_watch, "_ALIVE_S", 0.05)
     monkeypatch.setattr(pod_watch, "_FIRST_DELAY_S", 40.0)
     monkeypatch.setattr(pod_watch, "_LONGEST_DELAY_S", 40.0)
@@ -191,7 +191,7 @@ async def test_a_server_that_was_silent_is_connected_as_soon_as_something_shows_
 async def test_a_server_that_responds_but_refuses_is_not_asked_sooner_for_responding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pod_watch, "_KNOCK_S", 0.02)
+    monkeypatch.setattr(pod_watch, "_PROBE_S", 0.02)
     monkeypatch.setattr(pod_watch, "_FIRST_DELAY_S", 40.0)
     monkeypatch.setattr(pod_watch, "_LONGEST_DELAY_S", 40.0)
     async with watching("a") as watched:
@@ -246,7 +246,7 @@ async def test_connected_again_it_is_ok_before_the_first_event() -> None:
 async def test_a_server_that_is_stopped_with_its_connections_open_is_not_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_watch, "_SUSPECT_S", 0.1)
     monkeypatch.setattr(pod_watch, "_ALIVE_S", 0.1)
-    monkeypatch.setattr(pod_watch, "_KNOCK_S", 0.05)
+    monkeypatch.setattr(pod_watch, "_PROBE_S", 0.05)
     async with watching("a") as watched:
         await until(lambda: "GET /version" in watched.server.requests)
         await trio.sleep(0.3)
