@@ -372,7 +372,7 @@ class Reconciler:
         self.looks += 1
         self.changes += changed
         self.look_s = time.monotonic() - began
-        self._counters.look.observe(self.look_s)
+        self._counters.passes.observe(self.look_s)
 
     async def _list(self, *, periodic: bool) -> tuple[Mapping[str, PodDirs], set[str]]:
         """Every pod's directories, and the pods to read: a pod whose directory cannot be read keeps its state."""

@@ -1,11 +1,7 @@
 """Long work in short slices: neither the fast path's reaction to the runtime nor an online task waits longer than that.
 
-Work whose amount others choose is kept to a share of one CPU (`PacedWork`).
-
-In the loop the work yields explicitly (`TimeSlice`). With a stint timer, which keeps it from delaying online tasks, it
-yields at once where an event waits that may be of a container in creation, and else seldom: a pass of the loop costs as
-much as a quarter of a slice of work. In worker threads Python switches: a thread that needs the
-interpreter waits until the thread that has it makes a system call, or for the switch interval.
+In the loop the work yields explicitly (`TimeSlice`); between worker threads Python switches (`share_interpreter`). Work
+whose amount others choose is kept to a share of one CPU (`PacedWork`).
 """
 
 import sys
@@ -45,6 +41,7 @@ def all_steps(steps: Steps[T]) -> T:
 def share_interpreter() -> None:
     """For the whole process: no thread blocks the loop for longer than a millisecond; Python's own interval is 5 ms.
 
+    A thread that needs the interpreter waits until the thread that has it makes a system call, or for this interval.
     While 500 pods' resctrl was swept in a thread, the loop's timers were 5.3 ms late in the median (p99 7-11), and with
     this 1.3 ms (p99 2-5). It costs nothing while only one thread is runnable. Single calls of C code (a sort, a union
     of sets) are not interrupted.
@@ -70,6 +67,8 @@ class TimeSlice:
         now, timer = time.monotonic(), self._timer
         if now - self._since <= _SLICE_S:
             return
+        # The stint timer keeps the work from delaying online tasks. So it yields at once only where an event waits that
+        # may be of a container in creation, and else seldom: a pass of the loop costs as much as a quarter of a slice.
         if not timer.installed or time.thread_time() - self._turn > _TURN_S or timer.is_urgent(now, _SLICE_S):
             await trio.lowlevel.checkpoint()
             self._turn = time.thread_time()

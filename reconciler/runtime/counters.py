@@ -74,7 +74,7 @@ class CounterValues(Struct, frozen=True, kw_only=True):
     pools_changed: int = 0
     signal_to_write: HistogramValues = Histogram(LATENCY_S).values
     signal_to_would_write: HistogramValues = Histogram(LATENCY_S).values
-    look: HistogramValues = Histogram(LATENCY_S).values
+    passes: HistogramValues = Histogram(LATENCY_S).values
     lag: HistogramValues = Histogram(LAG_S).values
 
     @property
@@ -127,7 +127,7 @@ class AgentCounters:
         self._signal_to_write = Histogram(LATENCY_S)
         self.signal_to_would_write = Histogram(LATENCY_S)
         """From a container's signal to a plan of its settings that is not written (observe mode, a dry run)."""
-        self.look = Histogram(LATENCY_S)
+        self.passes = Histogram(LATENCY_S)
         """The main loop's passes."""
         self.lag = Histogram(LAG_S)
         """How late the loop's timers are."""
@@ -147,6 +147,6 @@ class AgentCounters:
             pools_changed=self.pools_changed,
             signal_to_write=self._signal_to_write.values,
             signal_to_would_write=self.signal_to_would_write.values,
-            look=self.look.values,
+            passes=self.passes.values,
             lag=self.lag.values,
         )

@@ -9,6 +9,7 @@ from typing import Final, Self, final
 from cgroupfs.errors import AgentError, errno_name
 
 _NO_ROOM: Final = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO})
+"""With these the file cannot be made, and the directory's own lock is enough."""
 
 
 class AlreadyRunningError(AgentError):

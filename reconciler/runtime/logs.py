@@ -6,11 +6,8 @@ Under systemd each line starts with ``<priority>``, which journald removes; JOUR
 *is* the journal, as a unit may redirect it. Values are quoted and of bounded length, so that a pod's name can never
 forge a line.
 
-Equal lines are folded: the first is written at once, the following ones as a count, at a bounded rate. Equal lines have
-the same logger, level, message and texts among their fields; numbers such as a duration may differ. An error that
-occurs a hundred times a second, or that a pod can cause at will, thereby costs a few lines an hour: after a line, equal
-ones are counted for `FIRST_S` seconds, then one is written with their count, and while they continue each pause is
-twice as long as the previous one, up to `LONGEST_S`. A count is also written when no equal line follows any more.
+Equal lines are folded (`Repeats`): an error that occurs a hundred times a second, or that a pod can cause at will,
+costs a few lines an hour.
 """
 
 import copy
@@ -31,7 +28,7 @@ from reconciler.runtime.log_settings import LogFormat, LogLevel
 from state.printable import encodable, printable
 
 FIRST_S: Final = 5.0
-_LOOK_S: Final = 1.0
+_CHECK_S: Final = 1.0
 """Interval of the check for due counts."""
 LONGEST_S: Final = 600.0
 MOST: Final = 1024
@@ -71,12 +68,17 @@ class _Folded:
 
 @final
 class Repeats:
-    """Decides which records are written. ``clock``: monotonic seconds."""
+    """Decides which records are written. ``clock``: monotonic seconds.
+
+    The first of equal lines is written at once, the following ones as a count: after a line, equal ones are counted for
+    `FIRST_S` seconds, then one is written with their count, and while they continue each pause is twice as long as the
+    previous one, up to `LONGEST_S`. A count is also written when no equal line follows any more.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lines: OrderedDict[Key, _Folded] = OrderedDict()
-        self._look_at = 0.0
+        self._check_at = 0.0
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -87,7 +89,7 @@ class Repeats:
         Debug lines are never counted: they are enabled to see each.
         """
         now = self._clock()
-        if now >= self._look_at:
+        if now >= self._check_at:
             yield from self.due()
         if record.levelno <= logging.DEBUG:
             yield record
@@ -108,7 +110,7 @@ class Repeats:
     def due(self, *, all_of_them: bool = False) -> Iterator[logging.LogRecord]:
         """Counts whose pause is over. A line without repetition for a whole pause starts over."""
         now = self._clock()
-        self._look_at = now + _LOOK_S
+        self._check_at = now + _CHECK_S
         over = [key for key, folded in self._lines.items() if all_of_them or now - folded.written_at >= folded.pause_s]
         for key in over:
             known = self._lines[key]
@@ -155,6 +157,7 @@ class FoldingHandler(logging.StreamHandler[TextIO]):
 
 def _key(record: logging.LogRecord) -> Key:
     fields = getattr(record, "fields", {})
+    # Numbers such as a duration may differ between equal lines.
     texts = tuple((name, value[:_LONGEST_KEY]) for name, value in fields.items() if isinstance(value, str))
     return (record.name, record.levelno, record.getMessage()[:_LONGEST_KEY], texts)
 

@@ -3,9 +3,6 @@
 A daemon on every node costs its memory on every node. glibc gives each allocating thread an arena of its own and keeps
 freed pages; the few threads here (store, kubelet list, rendering) allocate little, and contention costs nothing.
 
-Huge pages are not worth their price here: khugepaged scans the memory of each process that may have them, for 2 ms at a
-time, and on Linux 5.10 online tasks wait for it (seen with sched_switch; only where a process like this one is there).
-
 Source: mallopt(3), malloc_trim(3), prctl(2). Elsewhere (musl) both are absent and nothing is done.
 """
 
@@ -18,10 +15,12 @@ _PR_SET_THP_DISABLE: Final = 41
 
 
 def limit_arenas() -> None:
-    """Before threads start: one arena for all of them, no huge pages, no module that the collector looks at."""
+    """Before threads start: one arena for all of them, no huge pages, no module that the collector passes over."""
     gc.freeze()
     libc = ctypes.CDLL(None)
-    # A refusal (a kernel without THP) leaves nothing to prevent.
+    # khugepaged scans the memory of each process that may have huge pages, for 2 ms at a time, and on Linux 5.10 online
+    # tasks wait for it (seen with sched_switch; only where a process like this one runs). A refusal (a kernel without
+    # THP) leaves nothing to prevent.
     libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
     mallopt = getattr(libc, "mallopt", None)
     if mallopt is not None:
@@ -29,9 +28,9 @@ def limit_arenas() -> None:
 
 
 def keep_objects() -> None:
-    """Existing objects are long-lived: the collector skips them from now on, after one look at the new ones.
+    """Existing objects are long-lived: the collector skips them from now on, after one pass over the new ones.
 
-    A look takes half a microsecond an object, in one piece, on a CPU that an online pod may want. The modules are most
+    A pass takes half a microsecond an object, in one piece, on a CPU that an online pod may want. The modules are most
     of all objects and hold no garbage, so they are kept before the loop begins, and each stage of the start in turn.
     """
     gc.collect()

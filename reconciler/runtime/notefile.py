@@ -1,8 +1,7 @@
 """Writes a small file into a directory that another user controls, without following its links.
 
 Every component of the path is opened by itself and never through a symlink. The file is made under an unpredictable
-name and renamed into place: an existing entry, a symlink or a FIFO, is replaced, neither followed nor opened. The file
-gets the directory's owner, who can remove it also where the directory is sticky.
+name and renamed into place: an existing entry, a symlink or a FIFO, is replaced, neither followed nor opened.
 
 All calls may block as long as the file system does: from a thread only.
 """
@@ -57,6 +56,7 @@ class NoteFile:
             try:
                 try:
                     os.write(number, data)
+                    # The directory's owner can remove it then, also where the directory is sticky.
                     with contextlib.suppress(PermissionError):
                         os.fchown(number, owner.st_uid, owner.st_gid)
                     os.fchmod(number, 0o644)

@@ -91,7 +91,10 @@ def begin(
 
 
 def _cpu_mount(mounts: str) -> tuple[str, int]:
-    """Directory and version of the CPU hierarchy; v1 where both are mounted. Errors: `ValueError` without one."""
+    """Directory and version of the CPU hierarchy; v1 where both are mounted. Errors: `ValueError` without one.
+
+    Not `cgroupfs.hierarchy`, whose imports would be a part of what is to be paced.
+    """
     rows = [row for row in (line.split(" ") for line in lines_of(mounts)) if len(row) > 3]
     for _, directory, kind, options, *_ in rows:
         if kind == "cgroup" and "cpu" in options.split(","):

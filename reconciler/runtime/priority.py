@@ -4,22 +4,9 @@ A few milliseconds are left between the runtime's signal and the container's fir
 would spend them waiting for a CPU whatever its nice value, which counts within its own cgroup (or session) only. So it
 waits under SCHED_FIFO, and runs at once when an event arrives, above all usual work. What it then takes from the online
 pod on that CPU is their latency (measured: twice the p99 of requests of 3 ms, with 10 ms at once for any work), so the
-priority remains only as long as a container waits for it:
-
-- without a container in creation, and without an unread event that may be of one, it ends with the wait. Ordinary work
-  also lets others have the CPU after each stint of a tenth of a millisecond (`reconciler.runtime.stint_timer`); where
-  the kernel has no use for that timer it sleeps for a moment after each 0.3 ms, between two steps;
-- with one, work is paced where every CPU is busy (`StintTimer.follow_creation`; not on Linux 6.13 to 6.18.44): two
-  fifths of a CPU, and nothing waits longer than for a stint. Else it has a budget of CPU time, which grows with time
-  (`SHARE`) up to one slice. When it is used up, the work continues at the nice value. Long work yields each millisecond
-  (`reconciler.runtime.cooperative`), so this is the usual end. Neither a long pass nor starts without end keep a CPU
-  from the pods;
-- by the kernel, for a step that does not yield: RLIMIT_RTTIME sends SIGXCPU, whose handler does the same;
-- by the kernel again: SIGKILL when not even the handler runs, and the share of each CPU that it keeps from real-time
-  tasks (kernel.sched_rt_runtime_us).
-
-SCHED_RESET_ON_FORK keeps both priorities from the threads and programs that the loop starts. Those inherit the limit,
-which concerns real-time tasks only.
+priority remains only as long as a container waits for it. Its work is paced, or has a budget of CPU time (`SHARE`);
+the kernel bounds a step that does not yield (`_STEP_S`, `_KILL_S`), and keeps a share of each CPU from all real-time
+tasks (kernel.sched_rt_runtime_us).
 
 Source: sched(7), setrlimit(2), trio's Instrument.
 """
@@ -46,13 +33,22 @@ _LOG: Final = get_log("priority")
 _LEVEL: Final = 1
 """The lowest real-time priority: above every usual task, and below everything that the kernel or others run so."""
 SHARE: Final = 0.2
-"""Of one CPU: so much of it the loop may use at real-time priority in the long run."""
+"""Of one CPU: so much of it the loop may use at real-time priority in the long run.
+
+The budget grows by it with time, up to one slice. When it is used up, the work continues at the nice value: neither a
+long pass nor starts without end keep a CPU from the pods. Long work yields each millisecond
+(`reconciler.runtime.cooperative`), so this is the usual end.
+"""
 _PAUSE_AFTER_S: Final = 0.0003
 """Without the stint timer: CPU time of ordinary work after which it leaves the CPU for a moment (`_PAUSE_S`)."""
 _PAUSE_S: Final = 0.00005
 _STEP_S: Final = 0.1
-"""So long a step that does not yield stays at real-time priority; the kernel counts in ticks of up to 10 ms."""
+"""So long a step that does not yield stays at real-time priority (RLIMIT_RTTIME, whose SIGXCPU has a handler).
+
+The kernel counts in ticks of up to 10 ms.
+"""
 _KILL_S: Final = 3.0
+"""The kernel sends SIGKILL when not even that handler has run by then."""
 _ADVICE: Final = "CAP_SYS_NICE, and where the kernel shares out real-time CPU: cpu.rt_runtime_us of the daemon's cgroup"
 
 
@@ -60,7 +56,10 @@ class PriorityCalls:
     """The system calls about the calling thread, and its process's limit. Errors: `OSError`, `ValueError`."""
 
     def set_scheduler(self, policy: int, level: int) -> None:
-        """See sched_setscheduler(2); children always get the usual policy."""
+        """See sched_setscheduler(2). The threads and programs that this one starts get neither of its priorities.
+
+        They inherit the limit, which concerns real-time tasks only.
+        """
         os.sched_setscheduler(0, policy | os.SCHED_RESET_ON_FORK, os.sched_param(level))
 
     def set_nice(self, nice: int) -> None:
@@ -159,6 +158,7 @@ class LoopPriority(trio.abc.Instrument):
     def start(self) -> None:
         """Take the configured priorities. A refusal is logged and in `status`; the best that is allowed remains."""
         try:
+            # The usual policy, but with the flag that keeps worker threads from the nice value set below.
             self._calls.set_scheduler(os.SCHED_OTHER, 0)
         except OSError as exc:
             _LOG.warning("worker threads will have the priority of the main loop", error=errno_name(exc.errno))
@@ -213,18 +213,23 @@ class LoopPriority(trio.abc.Instrument):
     def _decide(self) -> None:
         starting = self._starting()
         if starting and not self._urgent and TIMER.installed:
+            # `_count` has left it out.
             self._account()
         if self._urgent:
+            # Where every CPU is busy the work for a creation is paced instead (`StintTimer.follow_creation`; not on
+            # Linux 6.13 to 6.18.44): two fifths of a CPU, and nothing waits longer than for a stint.
             if starting and self._budget_s <= 0 and not TIMER.paces_creation:
                 self._lowered += 1
                 self._spent = True
                 self._lower()
             elif not starting:
+                # Neither a container in creation, nor an unread event that may be of one: it ends with the wait.
                 self._lower()
         elif starting and (TIMER.paces_creation or (not self._spent and self._budget_s > 0)):
             # It appeared in the midst of other work, or every CPU is busy now. A pause at the nice value would last
             # until the thread gets a CPU again.
             self._raise()
+        # With the timer ordinary work leaves the CPU after each stint of a tenth of a millisecond.
         elif not starting and not TIMER.installed and self._used - self._paused > _PAUSE_AFTER_S:
             self._calls.pause(_PAUSE_S)
             self._paused = self._used

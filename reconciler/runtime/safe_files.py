@@ -2,14 +2,10 @@
 
 `FileRule` is the origin of the name. A component of the node (the kubelet's flags and files, a kubeconfig that the
 kubelet uses, the usual places) may name only a file that only root can change: the file, every directory above it and
-every symbolic link on the way belong to root, and neither group nor others may write them. A sticky bit does not help:
-in ``/tmp`` every user can make the name first. A file that the operator's configuration names may be any user's, and a
-link.
+every symbolic link on the way belong to root, and neither group nor others may write them. A file that the operator's
+configuration names may be any user's, and a link.
 
 Both rules take regular files only, check the type before the file is opened for reading, and bound the size.
-
-Below a prefix other than ``/`` (a copied node) owners prove nothing, as the files belong to the user who copied them.
-There a name must not lead out of the copy, and the rest is the operator's rule.
 
 Source: open(2) (O_PATH), proc(5) (/proc/PID/fd), path_resolution(7).
 """
@@ -62,6 +58,7 @@ def read_file(path: str, rule: FileRule, *, root: str = "/", largest: int = LARG
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(kind):
             raise UntrustedFileError(path, f"is {_kind(kind)}, not a regular file")
+        # The file whose type was checked, whatever its name leads to by now.
         reading = os.open(f"/proc/self/fd/{number}", _READ)
         try:
             return read_open(reading, path, largest)
@@ -118,6 +115,7 @@ def root_only(status: os.stat_result) -> str:
     """Why a user other than root can change this file or directory; empty: none can."""
     if status.st_uid != 0:
         return f"is owned by uid {status.st_uid}, expected root"
+    # A sticky bit does not help: in ``/tmp`` every user can make the name first.
     if status.st_mode & _WRITABLE:
         who = "everybody" if status.st_mode & stat.S_IWOTH else f"group {status.st_gid}"
         return f"is writable by {who}"
@@ -130,6 +128,7 @@ def _opened(path: str, rule: FileRule, root: str, *, socket: bool = False) -> It
     if not path.startswith("/") or "\0" in path:
         raise OSError(errno.EINVAL, "is not an absolute path", path)
     if root != "/":
+        # A copied node: owners prove nothing, as the files belong to the user who copied them.
         number = os.open(_inside(path, root), _PATH)
     elif rule is FileRule.ROOT:
         number = walk(path, "/", socket=socket)
@@ -180,6 +179,7 @@ def walk(path: str, base: str, *, links: int = _LINKS, socket: bool = False) -> 
                     raise UntrustedFileError(path, f"{part} is a symbolic link of uid {status.st_uid}")
                 target = os.readlink("", dir_fd=number)
                 os.close(directories.pop())
+                # An absolute link begins at ``base`` again.
                 while target.startswith("/") and len(directories) > 1:
                     os.close(directories.pop())
                 parts.extendleft(reversed(target.split("/")))

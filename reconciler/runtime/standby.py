@@ -4,11 +4,6 @@ The new one has loaded its program and its configuration, and waits for the lock
 (SIGUSR2), it is asked once: it ends in order, without a restore, and waits for the lock itself. Should the new one end
 early, the lock is free, and the old one continues within milliseconds. Where the holder does not know hand-overs, the
 new one waits until it has ended.
-
-- The holder's pid is the kernel's (/proc/locks), not a file's: a number that was used again is never signalled.
-- It is signalled only if it catches the signal, which otherwise would end it.
-- A holder that had to take over again refuses for `REFUSES_S`. A requester that is refused ends, so that what manages
-  it (the rollout of a DaemonSet) stops there.
 """
 
 import math
@@ -26,6 +21,9 @@ from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
 
 REQUEST: Final = signal.SIGUSR2
 REFUSES_S: Final = 300.0
+"""So long a holder that had to take over again refuses. A requester that is refused ends, so that what manages it (the
+rollout of a DaemonSet) stops there.
+"""
 _LOG: Final = get_log("standby")
 _POLL_S: Final = 0.02
 _YIELDS_S: Final = 18.0
@@ -76,7 +74,7 @@ def wait_for_lock(
     ``waiting`` is called with the reason when it is not free. Errors: `NotHandedOverError`, for a holder that was asked
     and keeps it for `_YIELDS_S`; `AgentError` as of `InstanceLock`.
     """
-    asked, until = False, math.inf
+    until = math.inf
     first = True
     while stops.received is None:
         try:
@@ -85,16 +83,20 @@ def wait_for_lock(
             if time.monotonic() > until:
                 raise NotHandedOverError(f"{exc}, and does not hand over") from exc
             if first:
-                asked = request and _ask(os.path.join(directory, "lock"))
-                waiting(f"{exc}; {'it hands over' if asked else 'waiting for its end'}")
-                until = time.monotonic() + _YIELDS_S if asked else math.inf
+                requested = request and _request(os.path.join(directory, "lock"))
+                waiting(f"{exc}; {'it hands over' if requested else 'waiting for its end'}")
+                until = time.monotonic() + _YIELDS_S if requested else math.inf
         first = False
         time.sleep(_POLL_S)
     return None
 
 
-def _ask(path: str) -> bool:
-    """Send the request to the holder of the lock; False: it is not known, or does not catch the signal."""
+def _request(path: str) -> bool:
+    """Send the request to the holder of the lock; False: it is not known, or does not catch the signal.
+
+    The signal would end a process that does not catch it.
+    """
+    # By the kernel's table and not by the file's text: a number that was used again is never signalled.
     pid = holder(path)
     if pid is None or not _catches(pid):
         return False

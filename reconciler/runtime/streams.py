@@ -35,7 +35,7 @@ class OutputError(AgentError):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that writes as the programs do: its messages quote what was given, which may come from anywhere.
+    """A parser that writes as the programs do: its messages quote the arguments, which may come from anywhere.
 
     The library's own way would also be silent about a help text that a full disk did not take.
     """
@@ -52,15 +52,16 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: None = None
     ) -> argparse.Namespace:
         """As the library's; an option or a word too many is an error of the command, which names its nearest option."""
-        given, left = self.parse_known_args(args, namespace)
+        parsed, left = self.parse_known_args(args, namespace)
         if left:
-            self._of(given).refuse(left)
-        return given
+            self._chosen(parsed).refuse(left)
+        return parsed
 
-    def _of(self, given: argparse.Namespace) -> "Parser":
+    def _chosen(self, parsed: argparse.Namespace) -> "Parser":
+        """The parser of the chosen command; this one without commands."""
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
-                parser = action.choices.get(getattr(given, action.dest, ""))
+                parser = action.choices.get(getattr(parsed, action.dest, ""))
                 return parser if isinstance(parser, Parser) else self
         return self
 
@@ -83,7 +84,7 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, f"{str(value)!r}{near or known}")
 
     def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
-        # First, because either may be None.
+        # Standard error first, because both may be None.
         if file is sys.stderr:
             complain_lines(message.splitlines())
         else:
@@ -101,9 +102,9 @@ def nearest(text: str, names: Iterable[str]) -> str:
 
 def columns(terminal: TextIO | None = None) -> int:
     """The width of a terminal (standard output): the environment's COLUMNS, else its own, else 80."""
-    given = digits(os.environ.get("COLUMNS", ""))
-    if given:
-        return given
+    configured = digits(os.environ.get("COLUMNS", ""))
+    if configured:
+        return configured
     try:
         return os.get_terminal_size(1 if terminal is None else terminal.fileno()).columns or 80
     except OSError:

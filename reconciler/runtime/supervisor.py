@@ -1,12 +1,9 @@
 """Runs the daemon's components in nested lifetimes, restarts failed ones, and stops all of them in order.
 
 Layers are given outermost first: a layer starts when the one around it has started, and ends before it. A component
-that fails or returns is started again after a growing wait, and reported. So is an *essential* one that has run and was
-ended by a refusal of the node (`AgentError`, `OSError`): a new process would be refused the same, and meanwhile no pod
-would be managed. Any other end of an essential one is a fault of its own, after which its state is unreliable: it ends
-the process, in order, and systemd starts a new one. This is the only place with a broad ``except*``, and
-`reconciler.runtime.object_errors` the only other one: a programming error in the metrics page must not stop the
-node's protection, and one in the main loop must not leave a partly working daemon.
+that fails or returns is started again after a growing wait, and reported. This is the only place with a broad
+``except*``, and `reconciler.runtime.object_errors` the only other one: a programming error in the metrics page must not
+stop the node's protection, and one in the main loop must not leave a partly working daemon.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -36,7 +33,7 @@ class ComponentTask(Protocol):
 
 
 class Component(Struct, frozen=True, kw_only=True):
-    """One named part. ``essential``: its failure ends the process."""
+    """One named part. ``essential``: a fault of its own ends the process, in order, and systemd starts a new one."""
 
     name: str
     run: ComponentTask
@@ -64,7 +61,7 @@ class EssentialError(AgentError):
 
 
 @final
-class _Kept:
+class _Supervised:
     """State of one component while it runs."""
 
     def __init__(self, component: Component) -> None:
@@ -85,7 +82,7 @@ class Supervisor:
     def __init__(
         self, layers: Iterable[Sequence[Component]], report: Callable[[ComponentStatus], None] | None = None
     ) -> None:
-        self._layers = [[_Kept(component) for component in layer] for layer in layers]
+        self._layers = [[_Supervised(component) for component in layer] for layer in layers]
         self._report = report
         self.started = trio.Event()
         """Set when every component has started, has failed once, or has used up its time."""
@@ -133,20 +130,21 @@ class Supervisor:
             async with trio.open_nursery() as nursery:
                 for kept in layer:
                     nursery.start_soon(self._keep, kept, name=f"keep {kept.component.name}")
-                await self._settle(layer)
+                await self._wait_for_start(layer)
                 if not self._stop.is_set():
                     await self._run_layer(index + 1, task_status)
                 nursery.cancel_scope.cancel(reason=f"stop: {self._reason}")
-                watcher.start_soon(self._tell_slow_stop, layer)
+                # In a nursery around this one, which is left only when every component has ended.
+                watcher.start_soon(self._warn_of_slow_stop, layer)
             watcher.cancel_scope.cancel(reason="the layer has stopped")
 
-    async def _tell_slow_stop(self, layer: Sequence[_Kept]) -> None:
+    async def _warn_of_slow_stop(self, layer: Sequence[_Supervised]) -> None:
         """Name the component that keeps the process from ending, before systemd's timeout is over."""
         await trio.sleep(SLOW_STOP_S)
         late = [kept.component.name for kept in layer if kept.status.health is not ComponentHealth.STOPPED]
         self._log.warning("slow to stop", components=",".join(late), after_s=SLOW_STOP_S)
 
-    async def _settle(self, layer: Sequence[_Kept]) -> None:
+    async def _wait_for_start(self, layer: Sequence[_Supervised]) -> None:
         """Wait for the layer's start, for its deadline, or for a stop."""
         async with trio.open_nursery() as nursery:
 
@@ -163,7 +161,7 @@ class Supervisor:
                 self._log.warning("slow to start; continuing without it", components=",".join(late))
             nursery.cancel_scope.cancel(reason="the layer has started")
 
-    async def _keep(self, kept: _Kept) -> None:
+    async def _keep(self, kept: _Supervised) -> None:
         COMPONENT.set(kept.component.name)
         wait_s = FIRST_WAIT_S
         try:
@@ -172,9 +170,12 @@ class Supervisor:
                 failure = await self._run_once(kept)
                 if self._stop.is_set():
                     return
+                # By a refusal of the node (`AgentError`, `OSError`) an essential one that has run is restarted, too: a
+                # new process would be refused the same, and meanwhile no pod would be managed. Any other end is a fault
+                # of its own, after which its state is unreliable.
                 if kept.component.essential and not (kept.ran and isinstance(failure, AgentError | OSError)):
                     self._fatal = failure
-                    self.stop(f"{kept.component.name} ended: {_words(failure)}")
+                    self.stop(f"{kept.component.name} ended: {_error_text(failure)}")
                     return
                 if trio.current_time() - began >= CALM_S:
                     wait_s = FIRST_WAIT_S
@@ -187,7 +188,7 @@ class Supervisor:
             self._set(kept, ComponentHealth.STOPPED)
             kept.settled.set()
 
-    async def _run_once(self, kept: _Kept) -> BaseException:
+    async def _run_once(self, kept: _Supervised) -> BaseException:
         """One life of a component; what ended it."""
         name = kept.component.name
         failure: BaseException = _Returned("it returned")
@@ -206,10 +207,10 @@ class Supervisor:
                 self._log.error("failed", component=name, error=str(failure))
             else:
                 self._log.failure("failed", failure, component=name)
-        kept.status = replace(kept.status, failures=kept.status.failures + 1, error=_words(failure))
+        kept.status = replace(kept.status, failures=kept.status.failures + 1, error=_error_text(failure))
         return failure
 
-    def _set(self, kept: _Kept, health: ComponentHealth) -> None:
+    def _set(self, kept: _Supervised, health: ComponentHealth) -> None:
         old, kept.status = kept.status, replace(kept.status, health=health)
         if self._report is not None and kept.status != old:
             self._report(kept.status)
@@ -226,12 +227,12 @@ def _innermost(exc: BaseException) -> BaseException:
     return exc
 
 
-def _words(exc: BaseException) -> str:
+def _error_text(exc: BaseException) -> str:
     return str(exc) if isinstance(exc, AgentError | _Returned) else f"{type(exc).__name__}: {exc}"
 
 
 def at_once(run: ComponentTask) -> ComponentTask:
-    """The component, as started at once: its first answer is waited for where it is needed, and only there."""
+    """The component, as started at once: its first result is waited for where it is needed, and only there."""
 
     async def started(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()

@@ -3,10 +3,6 @@
 A key is ``node``, ``tick``, ``pod:<uid>``, ``container:<id>``, ``files:<uid>`` or ``loan:<uid>``. Marking is a set
 operation: it never blocks, never fails, never overflows, and a thousand marks of one key cause one pass. `mark_all`
 handles every loss: reconcile everything.
-
-A pass costs milliseconds, at a time when a container starts, most of which are the same for one key and for ten. So
-what nothing waits for (a container whose values were written at the runtime's signal, or that was removed) joins the
-next pass, or has one of its own a little later (`mark` with ``within_s``).
 """
 
 import math
@@ -71,7 +67,12 @@ class DirtyKeys:
         self.resyncs: dict[str, int] = {}
 
     def mark(self, key: str, *, within_s: float = 0.0) -> None:
-        """``within_s``: how long it may wait for a pass with other keys, on trio's clock."""
+        """``within_s``: how long it may wait for a pass with other keys, on trio's clock.
+
+        For what nothing waits for: a container whose values were written at the runtime's signal, or that was removed.
+        A pass costs milliseconds, at a time when a container starts, most of which are the same for one key and for
+        ten.
+        """
         self.marks += 1
         self._keys.add(key)
         due = trio.current_time() + within_s if within_s else -math.inf

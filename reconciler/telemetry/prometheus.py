@@ -156,7 +156,7 @@ def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
     )
     yield CounterMetricFamily("process_cpu_seconds", "CPU time used.", value=now.cpu_s)
     yield _histogram("loop_lag_seconds", "Delay of the main loop's timers.", now.counters.lag)
-    yield _histogram("reconcile_duration_seconds", "Duration of a reconciliation.", now.counters.look)
+    yield _histogram("reconcile_duration_seconds", "Duration of a reconciliation.", now.counters.passes)
     priority = now.priority
     yield _gauge("realtime", "1 if the loop waits at real-time priority.", priority.state is PriorityState.REAL_TIME)
     ended = {"budget": priority.lowered, "kernel_limit": priority.overruns}

@@ -126,7 +126,7 @@ def test_a_pid_in_the_lock_file_is_not_believed(tmp_path: Path) -> None:
     InstanceLock(str(tmp_path)).release()
     (tmp_path / "lock").write_text(f"{os.getpid()}\n")
     assert holder(str(tmp_path / "lock")) is None
-    assert not standby._ask(str(tmp_path / "lock"))
+    assert not standby._request(str(tmp_path / "lock"))
 
 
 @pytest.mark.parametrize("line", ["", "1: FLOCK", "1: -> FLOCK ADVISORY WRITE 9 {inode} 0 EOF", "x" * 999])

@@ -49,7 +49,7 @@ def full() -> MetricsSnapshot:
     counters.cpus_moved, counters.pools_changed = 3, 2
     counters.started(0.0004, before_exec=True)
     counters.started(None, before_exec=None)
-    counters.look.observe(0.002)
+    counters.passes.observe(0.002)
     counters.lag.observe(0.0)
     counters.lag.observe(0.5)
     return MetricsSnapshot(
