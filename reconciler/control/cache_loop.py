@@ -27,7 +27,8 @@ from reconciler.actuators.resctrl.actuator import ResctrlActuator, ResctrlReadin
 from reconciler.actuators.resctrl.mount import ResctrlWorker
 from reconciler.actuators.resctrl.undo import CODEC, restore_resctrl
 from reconciler.policies.cacheplan import LevelState, begin, is_dynamic, plan_cache, step
-from reconciler.signals.resctrl import ResctrlUsage, strain
+from reconciler.signals import resctrl
+from reconciler.signals.resctrl import ResctrlUsage
 from resctrl.groups import DEFAULT
 from state.cache import CacheMode, CachePlan, CacheRequest, CacheUsage
 from state.entry import RestoreResult
@@ -143,7 +144,7 @@ class CacheLoop(PeriodicActuator):
         homes = {reading.homes.get(uid, DEFAULT) for uid, pod in pods.items() if pod.pod_class is PodClass.RECLAIMED}
         online = frozenset(uid for uid, pod in pods.items() if pod.pod_class in _ONLINE)
         now = self._clock()
-        contention = strain(
+        contention = resctrl.contention(
             reading.use,
             homes - {DEFAULT},
             bandwidth_mbps=wish.bandwidth_mbps,

@@ -123,11 +123,16 @@ class LoopPriority(trio.abc.Instrument):
         self._starting = starting
         self._calls = calls if calls is not None else PriorityCalls()
         self._wanted = False
+        """Between `start` and `stop`, where the kernel has allowed it."""
         self._urgent = False
+        """The loop has the real-time priority now."""
         self._budget_s = slice_s
         self._at = self._used = 0.0
+        """When the budget was accounted last, and the CPU time until then."""
         self._paused = 0.0
+        """The CPU time until the last pause or wait."""
         self._spent = False
+        """The budget was used up since the last wait: the work continues at the nice value until then."""
         self._lowered = 0
         self._overruns = 0
         self._problem = ""

@@ -150,6 +150,7 @@ class Watchdog:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Ping for ever; without an interval only the stalls are logged."""
+        # Half of the interval, as sd_watchdog_enabled(3) recommends.
         period = _UNWATCHED_S if self._interval_s is None else max(_SHORTEST_S, self._interval_s / 2)
         stalled = False
         task_status.started()

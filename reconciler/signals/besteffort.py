@@ -37,7 +37,7 @@ def limit_milli(view: NodeView, pools: Pools) -> int:
     return most
 
 
-def asked(pods: Iterable[Pod], most: int) -> tuple[int, int]:
+def requested(pods: Iterable[Pod], most: int) -> tuple[int, int]:
     """CPU (thousandths) and memory (bytes) that BE pods have requested, by whichever name of the resource.
 
     ``most``: what pods can have of the CPU.
@@ -57,7 +57,7 @@ def asked(pods: Iterable[Pod], most: int) -> tuple[int, int]:
 class BestEffortReader(BaseReader):
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         view, pools = scene.view, scene.pools
-        cpu, memory = asked(view.pods.values(), view.capacity_milli)
+        cpu, memory = requested(view.pods.values(), view.capacity_milli)
         sheet.put(NODE, "be.request", cpu)
         sheet.put(NODE, "be.memory_request", memory)
         if view.cpu is not None and view.cpu.age_s is not None:

@@ -1,14 +1,8 @@
 """CPU use by class: counters of the machine and of the pods, combined into one `NodeCpu`.
 
-The rules, where two readings leave a choice:
-
-- iowait is idle: a CPU that waits for a disk runs any other task. (rubik counts it as busy, which throttles CPU work
-  because of a disk.) This is the one rule that gives BE work more.
-- steal is busy: the hypervisor took that time, so it is not available. No pod accounts for it: it is system use.
-- guest time is inside user time already and is not added again.
-- a CPU without a usable difference (just plugged in, counters gone backwards, two readings in one tick) is fully busy,
-  and missing in ``idle``: unknown is not idle.
-- a pod of unknown class is online; time of a removed pod, or time that cannot be dated, is system use.
+Where two readings leave a choice, the result gives BE work less, not more: a CPU without a usable difference is busy, a
+pod of unknown class is online, and time that cannot be dated is system use. Idle time while a disk is waited for is the
+one exception (`parse_stat`).
 
 Units: /proc/stat counts ticks, and only shares of them are used, so their length does not matter; pods count
 nanoseconds; results are thousandths of a CPU. Source: kernel documentation, filesystems/proc (1.7, /proc/stat).
@@ -53,6 +47,8 @@ class CpuReading(Struct, frozen=True, kw_only=True):
 def parse_stat(text: str) -> dict[int, CpuTicks]:
     """The ``cpuN`` lines of /proc/stat. Offline CPUs have none.
 
+    iowait is idle: a CPU that waits for a disk runs any other task. (rubik counts it as busy, which throttles CPU work
+    because of a disk.) Steal is busy: the hypervisor took that time, so it is not available; no pod accounts for it.
     Errors: `ValueError` without such a line, or with one that is not numbers.
     """
     cpus: dict[int, CpuTicks] = {}
@@ -62,7 +58,7 @@ def parse_stat(text: str) -> dict[int, CpuTicks]:
         if line.startswith("cpu "):
             continue
         try:
-            # The ninth and tenth are guest time.
+            # The ninth and tenth are guest time, which is inside user time already.
             name, user, nice, system, idle, *more = line.split()[:9]
             waiting, *rest = map(int, more) if more else (0,)
             unused = int(idle) + waiting
@@ -75,7 +71,10 @@ def parse_stat(text: str) -> dict[int, CpuTicks]:
 
 
 def idle_shares(before: Mapping[int, CpuTicks], after: Mapping[int, CpuTicks]) -> dict[int, float]:
-    """Idle share of each CPU between two readings, 0.0-1.0; a CPU without a usable difference is missing."""
+    """Idle share of each CPU between two readings, 0.0-1.0; a CPU without a usable difference is missing.
+
+    It was just plugged in, its counters fell, or both readings are in one tick.
+    """
     shares: dict[int, float] = {}
     for cpu, now in after.items():
         then = before.get(cpu)
@@ -101,7 +100,10 @@ def idle_milli(cpu: NodeCpu | None, cpus: CpuSet) -> tuple[float, float] | None:
 
 
 def node_cpu(before: CpuReading, after: CpuReading, classes: Mapping[str, PodClass]) -> NodeCpu | None:
-    """CPU use between two readings; None when they are too close or in the wrong order."""
+    """CPU use between two readings; None when they are too close or in the wrong order.
+
+    Time of a removed pod, or that cannot be dated, is neither side's: it is system use.
+    """
     interval_s = after.at_s - before.at_s
     if interval_s < SHORTEST_S:
         return None
@@ -115,6 +117,7 @@ def node_cpu(before: CpuReading, after: CpuReading, classes: Mapping[str, PodCla
         # use that cannot be dated.
         used = total - then if then is not None and total >= then else total
         if used <= most_ns:
+            # A pod of unknown class is online.
             used_ns[classes.get(uid, PodClass.SHARED).online] += used
     return NodeCpu(
         busy_milli=busy,
@@ -173,6 +176,7 @@ class UseBySide:
         reclaimed = grown.get(besteffort, 0)
         for path, pod_class in odd.items():
             reclaimed += -grown.get(path, 0) if pod_class.online else grown.get(path, 0)
+        # The counters of the directory and of its odd pods are not read at one moment.
         reclaimed = max(0, reclaimed)
         self._reclaimed += reclaimed
         self._online += max(0, grown.get(all_pods, 0) - reclaimed)
@@ -181,7 +185,7 @@ class UseBySide:
 
 @final
 class CpuSampler:
-    """Keeps the last reading and the last answer, so that silence shows as age and not as a wrong number."""
+    """Keeps the last reading and the last result, so that a missing reading shows as age and not as a wrong number."""
 
     def __init__(self) -> None:
         self._before: CpuReading | None = None
@@ -189,13 +193,13 @@ class CpuSampler:
         self._last_at_s = 0.0
 
     def sample(self, reading: CpuReading, classes: Mapping[str, PodClass]) -> NodeCpu | None:
-        """Take a reading and answer with CPU use since the last one; until there are two: None."""
+        """Take a reading, and return CPU use since the last one; until there are two: None."""
         if self._before is None or reading.at_s < self._before.at_s:
             self._before = reading
             return self.current(reading.at_s)
-        answer = node_cpu(self._before, reading, classes)
-        if answer is not None:
-            self._before, self._last, self._last_at_s = reading, answer, reading.at_s
+        cpu = node_cpu(self._before, reading, classes)
+        if cpu is not None:
+            self._before, self._last, self._last_at_s = reading, cpu, reading.at_s
         return self.current(reading.at_s)
 
     def current(self, now: float) -> NodeCpu | None:

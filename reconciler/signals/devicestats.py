@@ -13,7 +13,7 @@ from cgroupfs.lines import lines_of
 
 _SECTOR: Final = 512
 _IDLE_KINDS: Final = ("loop", "ram", "zram", "fd", "sr", "nbd")
-_LOOK_AGAIN_S: Final = 60.0
+_REMEMBERED_S: Final = 60.0
 
 
 class IoCounters(NamedTuple):
@@ -108,16 +108,16 @@ class DiskDevices:
     def refresh(self, now: float) -> None:
         if now >= self._until:
             self._known.clear()
-            self._until = now + _LOOK_AGAIN_S
+            self._until = now + _REMEMBERED_S
 
     def counts(self, device: str) -> bool:
         """True for a whole disk that is not made of others, and for a device that /sys does not have."""
         counts = self._known.get(device)
         if counts is None:
-            counts = self._known[device] = self._look(device)
+            counts = self._known[device] = self._is_whole_disk(device)
         return counts
 
-    def _look(self, device: str) -> bool:
+    def _is_whole_disk(self, device: str) -> bool:
         path = f"{self._base}/{device}"
         try:
             if os.path.basename(os.path.realpath(path)).startswith(_IDLE_KINDS):

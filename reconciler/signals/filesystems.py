@@ -2,7 +2,6 @@
 
 A call to a file system whose server is down blocks for as long as that lasts, so a thread makes it, and no pass waits
 for it: samples are as old as the last result, and a call that does not return causes a problem and no second thread.
-Each file system has a thread of its own, so that a blocked one does not hide the others.
 
 **Cost**: one thread every ten seconds a file system. Source: statvfs(3).
 """
@@ -47,11 +46,12 @@ def statvfs(path: str, clock: Callable[[], float] = time.monotonic) -> FreeSpace
 
 @final
 class FileSystems(BaseReader):
-    def __init__(self, shared: SharedReaders, asks: Callable[[str], FreeSpace] = statvfs) -> None:
+    def __init__(self, shared: SharedReaders, free_space: Callable[[str], FreeSpace] = statvfs) -> None:
         super().__init__(shared)
         prefix = shared.means.root.rstrip("/")
         self._directories = {name: f"{prefix}{path}" for name, path in shared.means.filesystems.items()}
-        self._asks = asks
+        self._free_space = free_space
+        # A thread each, so that a blocked file system does not hide the others.
         self._lanes = {name: BackgroundJob[FreeSpace](f"fs:{name}") for name in self._directories}
         self._rooms: dict[str, FreeSpace] = {}
         self._started: dict[str, float] = {}
@@ -70,7 +70,7 @@ class FileSystems(BaseReader):
             self._take(name, lane)
             started = self._started.get(name)
             if (started is None or at_s - started >= _EVERY_S) and lane.start(
-                partial(self._asks, self._directories[name])
+                partial(self._free_space, self._directories[name])
             ):
                 self._started[name] = at_s
             room = self._rooms.get(name)

@@ -1,10 +1,7 @@
 """Each pod's use of the node's own file systems: its volumes there, its logs, its containers' top layers.
 
-``du`` counts, in a process of its own at the lowest priority: walking a million files in a thread of the agent would
-delay the loop. Counted are the kubelet's file system, and that of the images where it is a separate one: layers there
-have the subject ``pod:UID@fs:imagefs``. Volumes mounted from elsewhere and memory volumes do not fill them. A
-container's layer is the upper directory of its first process's root mount (overlay); other snapshotters' layers are
-unknown, and not counted.
+``du`` counts. Counted are the kubelet's file system, and that of the images where it is a separate one: layers there
+have the subject ``pod:UID@fs:imagefs``. Volumes mounted from elsewhere and memory volumes do not fill them.
 
 **Cost**: one process a minute, and reading the pods' directories. Source: kernel documentation, filesystems/overlayfs;
 the kubelet's directories.
@@ -49,7 +46,11 @@ class DirectoryUsage(NamedTuple):
 
 
 def run_du(options: Sequence[str], paths: Sequence[str]) -> str:
-    """Output of ``du``; files that vanish meanwhile are no error. Blocks. Errors: `OSError`."""
+    """Output of ``du``; files that vanish meanwhile are no error. Blocks. Errors: `OSError`.
+
+    In a process of its own, at the lowest priority: walking a million files in a thread of the agent would delay the
+    loop.
+    """
     try:
         done = subprocess.run(  # noqa: S603  (two programs of the system, with paths of the node's own)
             [*_DU, *options, "--", *paths],
@@ -62,6 +63,7 @@ def run_du(options: Sequence[str], paths: Sequence[str]) -> str:
         )
     except subprocess.TimeoutExpired as exc:
         raise TimeoutError(None, f"du did not finish within {duration(_LONGEST_S)}") from exc
+    # The exit statuses of ``nice`` where it cannot run the program.
     if done.returncode in {126, 127}:
         raise FileNotFoundError(None, "no du program found")
     return os.fsdecode(done.stdout)
@@ -78,7 +80,10 @@ def parse_du(text: str) -> dict[str, int]:
 
 
 def upper_directory(mountinfo: str) -> str | None:
-    """The top layer of a container, from its first process's mount table; None: no overlay."""
+    """The top layer of a container, from its first process's mount table; None: no overlay.
+
+    Other snapshotters' layers are unknown, and not counted.
+    """
     match = _ROOT.search(mountinfo)
     return None if match is None else match[1]
 
@@ -145,6 +150,7 @@ class DirectoryUsageReader(BaseReader):
         for uid, paths in places.items():
             # One file system by both names is the first.
             subjects = {imagefs: pod_at(uid, _IMAGES), nodefs: pod_subject(uid)}
+            # Each once: a layer is in the mount tables of all processes of its container.
             for path, device in sorted(set(self._found(paths))):
                 if device in subjects:
                     chosen.setdefault(subjects[device], []).append(path)

@@ -1,12 +1,7 @@
 """Finds the cgroups of host workloads: units, paths and docker's containers, never one of the pods.
 
 A group is the kubelet's where it is below the resolved group of all pods, or above it: a name decides nothing, since
-any user who has a subtree of his own may make a group called ``kubepods`` in it. For the same reason units are searched
-in slices only, and not below a service or scope (``user@1000.service`` is its user's), and docker's containers at the
-two places that docker itself uses.
-
-On cgroup v1 a group need not be in each hierarchy: a unit without CPU accounting is in systemd's own only. Each
-hierarchy is searched, and a group has the first that has it.
+any user who has a subtree of his own may make a group called ``kubepods`` in it.
 
 **Cost**: one listing (10 to 100 µs) for each slice, and for each directory in which a part with a glob is compared; at
 most `_LISTINGS`, of which each entry has its share. Source: systemd.unit(5), systemd.slice(5); dockerd's cgroup-parent.
@@ -45,7 +40,10 @@ _FOUND: Final = 4096
 _STRIDE: Final = 200
 """Names that are compared between two pauses: a fifth of a millisecond."""
 _TREES: Final = ("cpu", "memory", UNIFIED, "name=systemd")
-"""In the order in which a group is looked for."""
+"""In the order in which a group is searched: it has the first that has it.
+
+On cgroup v1 a group need not be in each hierarchy: a unit without CPU accounting is in systemd's own only.
+"""
 _ID: Final = re.compile(r"[0-9a-f]{64}")
 _SCOPE: Final = re.compile(r"docker-([0-9a-f]{64})\.scope")
 _SHORTEST_ID: Final = 12
@@ -187,6 +185,10 @@ class HostGroupFinder:
         return f"{path}/".startswith(f"{self._kubepods}/") or f"{self._kubepods}/".startswith(f"{path.rstrip('/')}/")
 
     async def _units(self, slices: TimeSlice) -> dict[str, str]:
+        """Units by path, with the tree of each: in slices only.
+
+        What is below a service or scope may be a user's (``user@1000.service``), who chooses its names.
+        """
         units: dict[str, str] = {}
         for tree in self._trees:
             self._left = _LISTINGS // len(self._trees)
@@ -215,6 +217,7 @@ class HostGroupFinder:
                 deeper: list[str] = []
                 for above in level:
                     if not any(sign in part for sign in "*?["):
+                        # No listing is needed: whether the whole path exists is seen at the end.
                         deeper.append(f"{above}/{part}")
                         continue
                     inside = {f"{above}/{name}": tree for name in self._list(tree, above)}
@@ -230,7 +233,7 @@ class HostGroupFinder:
         return places
 
     def _containers(self) -> dict[str, tuple[str, str]]:
-        """Docker's containers by path: id and tree."""
+        """Docker's containers by path, at the two places that docker itself uses: id and tree."""
         containers: dict[str, tuple[str, str]] = {}
         self._left = _LISTINGS
         for tree in self._trees:
@@ -253,6 +256,7 @@ class HostGroupFinder:
 
     def _is_named(self, cid: str, pattern: str) -> bool:
         label, equals, text = pattern.rpartition("=")
+        # ``docker ps`` shows the first 12 digits of an id.
         by_id = len(pattern) >= _SHORTEST_ID and cid.startswith(pattern)
         if not equals and (pattern == "*" or by_id or fnmatchcase(cid, pattern)):
             return True

@@ -1,11 +1,7 @@
 """Measures host workloads with the readers of pods' signals: each group is given to them as if it were a pod's.
 
 What has no CPU counter of its own (a user's processes; on cgroup v1 a unit without CPU accounting) is measured by its
-processes' times: what a process used between the last reading and its end is lost, so the confidence is less. A user's
-entry has no pressure, disk counters or limits, as these are of groups.
-
-An entry's groups are added up; of pressure, throttling and delay the largest counts. Nothing is written: the private
-groups that `reconciler.signals.privatepsi` makes for pods are not made here.
+processes' times. A user's entry has no pressure, disk counters or limits, as these are of groups. Nothing is written.
 
 **Cost**: a tenth of a millisecond a group and pass (64 entries with 256 groups: 23 ms), 2 to 3 µs a process (of a
 user's one read of 10 µs more); a listing of a group's processes every five seconds, of the groups every ten, and of all
@@ -61,7 +57,7 @@ _CPU_READS: Final = 1024
 _FEW: Final = 8
 """Processes of a group that are read at least."""
 _BY_TIMES: Final = 0.8
-"""Confidence where the CPU use is that of processes: short ones are missed."""
+"""Confidence where the CPU use is that of processes: short ones, and the last part of each, are missed."""
 _SHARED_PAGES: Final = 0.5
 """Confidence of resident memory: pages that processes share count in each."""
 _NOWHERE: Final = "/bypassd-no-such-group"
@@ -141,6 +137,7 @@ class HostMeter:
         self._lists = _Lists()
         cpu = shared.reader(PodCpu)
         self._waits = RunQueue(shared, self._lists, cpu, taskstats)
+        # `Psi` without private groups, which are made for pods only.
         self._readers: tuple[Reader, ...] = (cpu, Psi(shared, cpu), PodMemory(shared), PodDisk(shared))
         self._view = NodeView(
             topology=Topology(online=CpuSet([0])),
@@ -153,8 +150,11 @@ class HostMeter:
         self._tick_hz, self._page_bytes = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
         self._found: dict[str, HostGroupsFound] = {}
         self._parts: dict[str, _Part] = {}
+        """By key: the entry, and after a blank the group's path; the entry alone for a user's processes."""
         self._users: dict[str, tuple[range, ...]] = {}
+        """The user ids of each entry of a user; empty: the node has no such user."""
         self._cpus: dict[str, CpuSet] = {}
+        """Where the processes of each part may run."""
         self._find_at = self._find_users_at = float("-inf")
 
     async def aclose(self) -> None:
@@ -180,6 +180,7 @@ class HostMeter:
         for reader in self._readers:
             await reader.read(self._scene(groups), sheet, now)
         await self._by_times(sheet, slices)
+        # Last: the confidence of a wait depends on the CPU use.
         await self._waits.read(self._scene(every), sheet, now)
         by_entry: dict[str, list[str]] = {name: [] for name in self._entries}
         for key, part in self._parts.items():
@@ -241,6 +242,7 @@ class HostMeter:
         found = await self._processes.of_users(users, self._most, slices) if users else {}
         for name in self._users:
             started, total = found.get(name, ({}, 0))
+            # Never due by itself: listed again with the next search of all processes.
             self._lists.known[name] = _Listing(dict(started), total, float("inf"))
             self._cpus[name] = await self._where(started, slices)
 
@@ -328,7 +330,7 @@ class HostMeter:
         """What BE entries use: no group twice, and without victims inside of them."""
         uses = {key: sheet.get(pod_subject(key), "cpu.use") for key in self._parts}
         groups: dict[CountsAs, dict[str, str]] = {CountsAs.BE: {}, CountsAs.VICTIM: {}}
-        total, known, there = 0.0, False, False
+        total, known, has_groups = 0.0, False, False
         for key, part in self._parts.items():
             counts_as = self._entries[part.entry].counts_as
             if part.group is not None:
@@ -341,17 +343,18 @@ class HostMeter:
         ]
         for sign, paths, keys in ((1, tops, groups[CountsAs.BE]), (-1, inside, groups[CountsAs.VICTIM])):
             for path in paths:
-                there = True
+                has_groups = True
                 if (use := uses[keys[path]]) is not None:
                     total, known = total + sign * use, True
-        return max(0, round(total)) if known or not there else None
+        # 0 where no entry has a group; unknown where none of their groups could be read.
+        return max(0, round(total)) if known or not has_groups else None
 
 
 _NOUN: Final = {HostKind.UNIT: "unit", HostKind.CGROUP: "cgroup", HostKind.DOCKER: "container of docker"}
 
 
 def together(parts: Sequence[Mapping[str, Sample]]) -> dict[str, HostValue]:
-    """The samples of an entry's parts as one: sums, of the rest the largest. Pure.
+    """The samples of an entry's parts as one: sums; of pressure, throttling and delay the largest. Pure.
 
     The share of waiting is that of all tasks together. A limit is only that of a single group.
     """
@@ -377,6 +380,7 @@ def _wait_percent(parts: Sequence[Mapping[str, Sample]]) -> float:
         if share is None or milli is None:
             continue
         waited += milli.value
+        # The share is of waiting and running together, so that running follows from it.
         ran += milli.value * (100.0 / share.value - 1.0) if share.value else use.value if use is not None else 0.0
     return 100.0 * waited / (waited + ran) if waited else 0.0
 

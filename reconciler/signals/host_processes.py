@@ -1,8 +1,7 @@
 r"""The processes of host workloads: of their groups, or of a user wherever they are but in pods.
 
-A user's process is a pod's where its group is below the resolved group of all pods. Below a group that only has that
-name it is the user's: only root can put a process into the kubelet's own tree, and any user with a subtree can
-name a group as he likes. The user ids that /etc/subuid gives a user are his, too: any process of his may take them.
+A user's process is a pod's where its group is below the resolved group of all pods. The user ids that /etc/subuid gives
+a user are his, too: any process of his may take them.
 
 A listed process is identified by its pid and start time: with another start time it is another process, and no
 longer counted. Source: proc(5) (/proc/PID/stat, status and cgroup), subuid(5); the kernel escapes line ends in a
@@ -22,7 +21,7 @@ from reconciler.runtime.cooperative import TimeSlice
 MOST: Final = 2048
 """Processes that are read each second, of all entries together; each has its share."""
 _SCANNED: Final = 32_768
-"""Processes of the machine that are looked at."""
+"""Processes of the machine that are checked."""
 _DIRECTORIES: Final = 64
 """Groups inside one group."""
 _DEEPEST: Final = 6
@@ -84,7 +83,10 @@ def parse_process_status(text: str) -> HostProcessStatus:
 
 
 def is_pod_process(text: str, kubepods: str) -> bool:
-    """Whether a process is a pod's, by its /proc/PID/cgroup: in the kubelet's own tree in any hierarchy."""
+    """Whether a process is a pod's, by its /proc/PID/cgroup: in the kubelet's own tree in any hierarchy.
+
+    By the whole path: only root can put a process into that tree, and any user with a subtree can name a group so.
+    """
     paths = (line.split(":", 2)[2] for line in text.split("\n") if line.count(":") >= 2)
     return any(f"{path}/".startswith(f"{kubepods}/") for path in paths)
 
@@ -155,6 +157,7 @@ class HostProcesses:
         """By user: the processes, in the order of their pids, at most so many of each. Pods' are left out."""
         found = {name: UserProcesses({}, 0) for name in users}
         try:
+            # Not all directories of /proc are processes.
             listed = self._files.groups(self.proc, 2 * _SCANNED)
         except OSError:
             return found
@@ -170,8 +173,8 @@ class HostProcesses:
                 owners[status.uids] = [
                     name for name, ranges in users.items() if any(uid in part for part in ranges for uid in status.uids)
                 ]
-            mine = owners[status.uids]
-            if not mine:
+            names = owners[status.uids]
+            if not names:
                 continue
             try:
                 if is_pod_process(self._files.read(f"{self.proc}/{pid}", "cgroup"), self._kubepods):
@@ -179,7 +182,7 @@ class HostProcesses:
             except OSError:
                 continue
             stat = self.stat(pid)
-            for name in mine:
+            for name in names:
                 known = found[name]
                 if stat is not None and len(known.started) < most:
                     known.started[pid] = stat.started

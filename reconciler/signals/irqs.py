@@ -1,9 +1,6 @@
 """CPUs that serve the interrupts of chosen network interfaces: each packet interrupts work on them.
 
-An interface's device, or the bus device that carries it (virtio), lists its interrupts in ``msi_irqs``;
-``effective_affinity_list`` has where each one is delivered, and ``smp_affinity_list`` (where it may be delivered) on
-kernels without the former. Interrupts that are moved (irqbalance) are detected within a minute; a past choice of CPUs
-is not changed for them.
+Interrupts that are moved (irqbalance) are detected within a minute; a past choice of CPUs is not changed for them.
 
 **Cost**: one listing and two directories an interface, and one read of 3 µs an interrupt, once a minute.
 
@@ -21,7 +18,7 @@ from cgroupfs.log import get_log
 _LOG: Final = get_log("irqs")
 EVERY_S: Final = 60.0
 _CARRIERS: Final = 2
-"""Where its interrupts may be: at the device itself or at the bus device that carries it; above that are bridges."""
+"""Where ``msi_irqs`` may be: at the device itself, or at the bus device that carries it (virtio); above are bridges."""
 _MOST: Final = 4096
 
 
@@ -32,7 +29,7 @@ class IrqSampler:
     def __init__(self, root: str = "/") -> None:
         self._root = root.rstrip("/")
         self._cpus = EMPTY
-        self._asked: tuple[str, ...] = ()
+        self._interfaces: tuple[str, ...] = ()
         self._at: float | None = None
 
     def sample(self, interfaces: Sequence[str], now: float) -> CpuSet:
@@ -40,12 +37,12 @@ class IrqSampler:
 
         Interfaces without interrupts of their own (bridges, loopback) have no CPUs.
         """
-        texts = tuple(interfaces)
-        if texts != self._asked or self._at is None or not 0.0 <= now - self._at < EVERY_S:
-            cpus = irq_cpus(texts, self._root) if texts else EMPTY
-            if texts and not cpus and (texts != self._asked or self._cpus):
-                _LOG.warning("no interrupts of the network interfaces found", interfaces=", ".join(texts))
-            self._cpus, self._asked, self._at = cpus, texts, now
+        names = tuple(interfaces)
+        if names != self._interfaces or self._at is None or not 0.0 <= now - self._at < EVERY_S:
+            cpus = irq_cpus(names, self._root) if names else EMPTY
+            if names and not cpus and (names != self._interfaces or self._cpus):
+                _LOG.warning("no interrupts of the network interfaces found", interfaces=", ".join(names))
+            self._cpus, self._interfaces, self._at = cpus, names, now
         return self._cpus
 
 
@@ -81,6 +78,7 @@ def _interrupts(device: str) -> Iterator[str]:
 
 
 def _served_by(directory: str) -> CpuSet:
+    """Where an interrupt is delivered; on kernels without that file, where it may be delivered."""
     for name in ("effective_affinity_list", "smp_affinity_list"):
         try:
             with open(os.path.join(directory, name), encoding="ascii", newline="\n") as file:

@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar, final
 import trio
 
 T = TypeVar("T")
-_LOOK_S: Final = 0.02
+_POLL_S: Final = 0.02
 
 
 @final
@@ -69,5 +69,5 @@ class BackgroundJob(Generic[T]):
         """Wait until no job is at work; False when one still is after this long."""
         with trio.move_on_after(within_s):
             while self.busy_s():  # noqa: ASYNC110  # the thread has no waiter, so it needs no reference to the loop
-                await trio.sleep(_LOOK_S)
+                await trio.sleep(_POLL_S)
         return not self.busy_s()

@@ -25,15 +25,16 @@ SIGNALS: Final = (SIGNAL,)
 LONGEST_WAIT_S: Final = 60.0
 """A failing target is measured at least this often, if its interval is not longer."""
 _KEPT: Final = 3.0
-"""A sample counts for this many intervals: one lost answer is nothing to be alarmed about."""
+"""A sample counts for this many intervals: one lost response is nothing to be alarmed about."""
 _SPREAD_S: Final = 5.0
 _TOGETHER: Final = 0.5
 _CLOSE_S: Final = 2.0
-_TOLD: Final = 3
+_SHOWN: Final = 3
+"""Failing targets that a problem names."""
 _COMMANDS: Final = 4
 """Programs that run at once."""
 LONGEST_MS: Final = 1e9
-"""Eleven days. A service chooses its answer, and the deviation of 1e308 raises in the detector, for all pods."""
+"""Eleven days. A service chooses its number, and the deviation of 1e308 raises in the detector, for all pods."""
 
 Make = Callable[[ProbeTarget, trio.CapacityLimiter], ProbeSource]
 
@@ -74,7 +75,7 @@ class LatencyReader(BaseReader):
         shared: SharedReaders,
         make: Make = source_of,
     ) -> None:
-        """``commands``: how many programs run at once. ``clock``: the clock of `read`."""
+        """``make`` makes the source of a target; its second argument bounds how many programs run at once."""
         super().__init__(shared)
         self._probes = shared.means.probes
         self._make = make
@@ -104,7 +105,7 @@ class LatencyReader(BaseReader):
         """See `Reader`: the first few targets that fail."""
         known = {**self._targets.problems, **self._failures}
         parts = [known[key] for key in sorted(known)]
-        return {SIGNAL: first_of(parts, _TOLD)} if parts else {}
+        return {SIGNAL: first_of(parts, _SHOWN)} if parts else {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         try:
@@ -122,7 +123,7 @@ class LatencyReader(BaseReader):
         targets = self._targets.targets
         for key, running in list(self._running.items()):
             target = targets.get(key)
-            if target is None or _asked(target) != _asked(running.target):
+            if target is None or _request(target) != _request(running.target):
                 running.scope.cancel(reason="the probe was removed or changed")
                 del self._running[key]
                 self._results.pop(key, None)
@@ -151,6 +152,7 @@ class LatencyReader(BaseReader):
         try:
             measured = _checked(target, await source.measure())
         except SourceError as exc:
+            # Else the target was removed meanwhile, and has no entry any more.
             if not scope.cancel_called:
                 self._results.pop(target.key, None)
                 self._failures[target.key] = str(exc)
@@ -186,6 +188,6 @@ def _kept_s(probe: Probe) -> float:
     return _KEPT * probe.interval_s + probe.timeout_s
 
 
-def _asked(target: ProbeTarget) -> object:
+def _request(target: ProbeTarget) -> object:
     """The request of a target. Targets with an equal one share a measurement; a change of pods needs no new one."""
     return target.probe, target.argv, target.url

@@ -1,11 +1,5 @@
 """The node's memory from the kernel: /proc/meminfo, and the shortage of each NUMA node from /proc/zoneinfo.
 
-Available memory of a NUMA node, a hint for the CPUs of new work, is what is free, half of the file pages on the reclaim
-lists and half of the reclaimable slab. That is the lower bound of the kernel's own estimate: MemAvailable counts those
-lists less the smaller of half of them and the low watermark. It needs no watermarks, which only /proc/zoneinfo has,
-zone by zone, and errs to the safe side: a node that is skipped for lack of memory costs less than CPUs away from their
-memory. Shared memory is among FilePages but not on these lists, so it does not count.
-
 Source: proc(5); kernel documentation admin-guide/sysctl/vm (watermark_scale_factor); mm/page_alloc.c,
 si_mem_available (mm/show_mem.c) and drivers/base/node.c; filesystems/proc.rst (MemAvailable).
 """
@@ -28,12 +22,18 @@ _LINE: Final = re.compile(
     r"^Node \d+ (MemFree|Active\(file\)|Inactive\(file\)|SReclaimable):\s*(\d{1,20}) kB$", re.MULTILINE | re.ASCII
 )
 _HALVED: Final = ("Active(file)", "Inactive(file)", "SReclaimable")
+"""Not FilePages: shared memory is among those, and not on the reclaim lists."""
 _NODE: Final = re.compile(r"(\d{1,4}), zone +\w")
 _FIELD: Final = re.compile(r"^ +(?:pages )?(free|min|low|high|managed) +(\d{1,20})$", re.MULTILINE)
 
 
 def parse_node_meminfo(text: str) -> int:
-    """What one node could give, in bytes, from its ``meminfo``.
+    """What one NUMA node could give, in bytes, from its ``meminfo``: a hint for the CPUs of new work.
+
+    It is what is free, half of the file pages on the reclaim lists and half of the reclaimable slab. That is the lower
+    bound of the kernel's own estimate: MemAvailable counts those lists less the smaller of half of them and the low
+    watermark. It needs no watermarks, which only /proc/zoneinfo has, zone by zone, and errs to the safe side: a node
+    that is skipped for lack of memory costs less than CPUs away from their memory.
 
     Errors: `ValueError` when a line is missing: nothing is known then, and half of it is useless.
     """

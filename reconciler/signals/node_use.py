@@ -20,6 +20,7 @@ from state.model import Pod, PodClass
 
 _MOST_PODS: Final = 1024
 _APART_S: Final = 10.0
+"""Readings closer than this are one: the number of readings is bounded."""
 _CPU: Final = 1000
 _NS_PER_MILLI: Final = 1e6
 _QOS_LABEL: Final = "koordinator.sh/qosClass"
@@ -74,7 +75,7 @@ class NodeUseMeter:
         self._points: deque[_Point] = deque()
 
     async def measure(self, window_s: float) -> NodeUse | None:
-        """The means since the oldest reading of the window; None: of one reading there is none, or no counters.
+        """The means since the oldest reading of the window; None: this is the first reading, or counters are missing.
 
         ``window_s``: older readings are dropped, but for the last one before it. Errors: none.
         """
@@ -95,7 +96,7 @@ class NodeUseMeter:
                 memory[path] = kept.kept_bytes
             await slices.checkpoint()
         point = _Point(now, cpus, used)
-        # Writes that follow each other soon replace the reading before: the number of readings is bounded.
+        # Reports that follow each other soon: this reading replaces the one before.
         if len(self._points) > 1 and now - self._points[-2].at_s < _APART_S:
             self._points.pop()
         self._points.append(point)
@@ -135,7 +136,7 @@ class NodeUseMeter:
 
 
 def _priority(pod: Pod) -> str:
-    """Koordinator's priority class: by the number, as its webhook has it; of the rest by what bypassd takes it for."""
+    """Koordinator's priority class: by the pod's priority, as its webhook does, else by bypassd's class."""
     for least, name in _BANDS:
         if pod.priority is not None and least <= pod.priority < least + 1000:
             return name

@@ -1,8 +1,7 @@
 """Memory of the node and of each NUMA node: what is free, where the watermarks are, and what reclaim does.
 
-Free memory and page cache are read each pass from meminfo, of the machine and of each NUMA node. The watermarks change
-only when an administrator changes them: /proc/zoneinfo, which lists each CPU for each zone and grows with both, is read
-once in half a minute. ``memory.total`` is ordinary memory, without huge pages (`state.memory`).
+Free memory and page cache are read each pass from meminfo, of the machine and of each NUMA node. ``memory.total`` is
+ordinary memory, without huge pages (`state.memory`).
 
 **Cost**: 60 µs for the node, 20 µs a NUMA node, 50 µs with huge pages. Source: proc(5); kernel documentation,
 admin-guide/sysctl/vm.
@@ -39,6 +38,7 @@ _OF_NODE: Final = {
     "swap.total": "SwapTotal",
 }
 _ZONES_EVERY_S: Final = 30.0
+"""/proc/zoneinfo lists each CPU for each zone, and the watermarks change only when an administrator changes them."""
 
 
 @final
@@ -65,7 +65,7 @@ class NodeMemoryReader(BaseReader):
             sheet.put(NODE, "memory.use", machine["MemTotal"] - machine["MemFree"])
         if wanted.intersection(_RATES):
             self._rates(sheet, now)
-        self._look_at_zones(now)
+        self._read_zones(now)
         for number, zones in self._zones.items():
             inside = self._numa(number, len(self._zones), machine)
             _enter(sheet, f"numa:{number}", inside)
@@ -92,7 +92,7 @@ class NodeMemoryReader(BaseReader):
             elif grew is not None and (rate := grew.rate(index)) is not None:
                 sheet.put(NODE, signal, rate)
 
-    def _look_at_zones(self, now: float) -> None:
+    def _read_zones(self, now: float) -> None:
         if self._zones_at is not None and 0.0 <= now - self._zones_at < _ZONES_EVERY_S:
             return
         try:

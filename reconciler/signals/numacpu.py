@@ -2,10 +2,7 @@
 
 A node's use is that of its online CPUs, by the same sampler as the machine's and the pools'. Control groups have no
 count of CPU time by node that both versions report, so a pod's use is entered for a node only where all of its CPUs
-are there: then all of its use is. The subject is its part of that node, ``pod:UID@numa:0``. Of a pod whose CPUs are on
-several nodes, or unknown, nothing is entered: the scheduler may move its tasks to an idle node.
-
-On a machine with one node only that node is entered, as the pods' whole is the same.
+are there: then all of its use is. The subject is its part of that node, ``pod:UID@numa:0``.
 
 **Cost**: no file; 6 µs a pod and 20 µs a node of 64 CPUs.
 """
@@ -41,12 +38,15 @@ class NumaCpu(BaseReader):
                 idle, age_s = known
                 sheet.put(f"numa:{node}", "cpu.numa_idle", idle, age_s=age_s)
                 sheet.put(f"numa:{node}", "cpu.numa_use", 1000.0 * len(cpus) - idle, age_s=age_s)
+        # The pods' whole use is the same then.
         if len(nodes) < 2:
             return
         slices = TimeSlice()
         for uid, pod in view.pods.items():
             use = sheet.get(pod_subject(uid), "cpu.use")
             own = only_node(pod_cpus(pod, view, scene.pools), topology) if use is not None else None
+            # Of a pod whose CPUs are on several nodes nothing is entered: the scheduler may move its tasks to an idle
+            # one.
             if use is not None and own is not None:
                 sheet.put(pod_at(uid, f"numa:{own}"), "cpu.numa_use", use)
             await slices.checkpoint()

@@ -2,13 +2,7 @@
 
 The cheapest source that there is: taskstats by process (2 µs each, all threads in one reply, on every cgroup version);
 else the pod's CPU pressure (cgroup v2), from which waiting is estimated; else schedstat by thread. Bounded: in pods and
-processes of one round. First come the pods that the caller names and the busiest of their last round, in the rest
-of the round the others in turn; pods at rest once a second. A rate is always over the time since that process was
-read last.
-
-A pod that its own quota stops waits as well, which BE work does not cause: it is left out of the round, as is one of
-which nothing is known. All reads are of cgroupfs, procfs files without a lock that a user can hold (no memory map), and
-netlink, whose replies do not wait: they are done in the loop, a few at a time, as the other readers' are.
+processes of one round. A rate is always over the time since that process was read last.
 
 Units: thousandths of a CPU, and of a task for waiting. Source: as `reconciler.signals.runqueue`.
 """
@@ -82,10 +76,15 @@ class OnlineWait:
         self._socket: DelaySource | None = None
         self._try_at = float("-inf")
         self._last: dict[tuple[str, int], _Last] = {}
+        """By the pod's uid and pid (`_WHOLE` for the pod as a whole)."""
         self._hits: dict[tuple[str, str], tuple[int, int]] = {}
+        """By the pod's uid and group: the round in which its quota was read, and the periods throttled until then."""
         self._demand: dict[str, float] = {}
+        """What each pod's tasks ran and waited in its last round (thousandths of a CPU)."""
         self._turn = 0
+        """The number of this round."""
         self._reached = -_RESTING
+        """The last round in which something could be read of a pod."""
         self._failed = False
         self._listed: Mapping[str, Sequence[int]] = {}
         self.problem: str | None = None
@@ -110,8 +109,8 @@ class OnlineWait:
     ) -> dict[str, PodWaiting] | None:
         """One round. ``first``: uids that are read in any case; None: unknown, see ``problem``.
 
-        A pod is in the result from its second reading on. ``listed``: the processes of those of ``pods`` that are
-        host workloads.
+        A pod is in the result from its second reading on; one that its own quota stops is not, as BE work does not
+        cause that wait. ``listed``: the processes of those of ``pods`` that are host workloads.
         """
         self._listed = listed
         now = self._clock()
@@ -124,6 +123,8 @@ class OnlineWait:
         self.processes = reached = read = 0
         self._failed = False
         chosen = self._chosen(pods, first, most_pods)
+        # In the loop, as the other readers: of cgroupfs, of procfs files without a lock that a user can hold (no memory
+        # map), and of netlink, whose replies do not wait.
         for begin in range(0, len(chosen), _AT_ONCE):
             if begin:
                 await slices.checkpoint()
@@ -142,7 +143,7 @@ class OnlineWait:
         if reached:
             self._reached = self._turn
         elif read and (self._failed or self._turn - self._reached > _RESTING):
-            # Not by one round of pods that have no process: the others rest.
+            # Not after one round of pods that have no process: the others may only rest.
             self.problem = OUTSIDE if self._processes.outside else self.problem or "no processes of online pods found"
             return None
         self.problem = None
@@ -151,7 +152,10 @@ class OnlineWait:
         return found
 
     def _chosen(self, pods: Mapping[str, Pod], first: Collection[str], most: int) -> list[str]:
-        """The pods of one round, each once. Those that rest are read once in `_RESTING` rounds."""
+        """The pods of one round, each once: those named, the busiest of their last round, then the others in turn.
+
+        Those that rest are read once in `_RESTING` rounds.
+        """
         wanted = dict.fromkeys(uid for uid in first if uid in pods)
         turn, demand = self._turn, self._demand
         awake = [
@@ -181,7 +185,7 @@ class OnlineWait:
             self._demand = {uid: demand for uid, demand in self._demand.items() if uid in pods}
             self._processes.keep_only(pods.keys())
             self._hits = {key: hits for key, hits in self._hits.items() if key[0] in pods}
-        # Rarely, as it is a pass over all.
+        # Seldom, as it is a pass over all processes.
         if self._turn % 64 == 0 or len(self._last) > 65536:
             self._last = {
                 key: last for key, last in self._last.items() if key[0] in pods and now - last.at_s < _FORGET_S

@@ -4,10 +4,6 @@ A few pods are counted at a time, the pod that has waited longest first, within 
 of the whole window and is valid until the next; it ages meanwhile. Its confidence is the part of the pod's time in
 which it had the counters, which others (the NMI watchdog, profilers) may use, too.
 
-The counters are opened and closed in a thread, for which the loop does not wait: the first event after a pause costs 16
-ms, as the kernel patches itself. The counters of a removed pod are closed at once: open counters keep its cgroup in
-memory.
-
 **Cost**: on 2 CPUs 0.2 ms to open and 0.2 ms to close a pod's 6 counters, mostly interrupts of the CPU that counts:
 below 0.01 % of a CPU for 100 pods a minute. While a pod is counted, each switch of its CPUs between groups costs more.
 
@@ -49,12 +45,13 @@ from state.model import NodeView, Pod
 TICK_S: Final = 1.0
 """Windows begin and end on ticks."""
 SIGNALS: Final = ("cpi", "llc.misses")
-_AGAIN_S: Final = 600.0
+_RETRY_S: Final = 600.0
 """After a refusal for lack of rights or descriptors the next try is this much later: an operator may have fixed it."""
 _KEPT_PERIODS: Final = 3.0
+"""How many periods the last result of a pod is valid: some turns may be missed."""
 _CLOSE_S: Final = 2.0
 _SECOND_LEVEL: Final = 0.5
-"""Confidence of misses where the generic event is of the level before the last."""
+"""Confidence of misses where the generic event is of the level before the last (`_SECOND_LEVEL_VENDORS`)."""
 _SECOND_LEVEL_VENDORS: Final = ("AuthenticAMD", "HygonGenuine")
 
 
@@ -97,7 +94,7 @@ class _OpenCounters(NamedTuple):
     since_s: float
 
 
-class _PerfTarget(NamedTuple):
+class _PerfResult(NamedTuple):
     counts: PerfCounts
     at_s: float
 
@@ -124,13 +121,16 @@ class PerfReader(BaseReader):
         self._limiter = trio.CapacityLimiter(1)
         self._view: NodeView | None = None
         self._pods: dict[str, Pod] = {}
-        self._offer = PerfSupport()
+        self._support = PerfSupport()
         self._tried_s = -math.inf
         self._open: dict[PerfKey, _OpenCounters] = {}
         self._begun: dict[str, float] = {}
-        self._known: dict[PerfKey, _PerfTarget] = {}
+        """When each pod was begun with last, or passed over."""
+        self._known: dict[PerfKey, _PerfResult] = {}
         self._scarce: tuple[int, float] | None = None
+        """How many descriptors were open when none was left, and when that was."""
         self._refused: dict[str, str] = {}
+        """Why a pod was not counted when its turn came, by uid."""
         self._short = ""
         self._exact = 1.0 if self._misses.type != HARDWARE else misses_confidence(hierarchy.root)
 
@@ -139,7 +139,7 @@ class PerfReader(BaseReader):
         return sum(item.window.descriptors for item in self._open.values())
 
     def problems(self) -> Mapping[str, str]:
-        missing = self._offer.missing
+        missing = self._support.missing
         if self._cycles.name in missing:
             return dict.fromkeys(SIGNALS, missing[self._cycles.name])
         problems: dict[str, str] = {}
@@ -153,7 +153,7 @@ class PerfReader(BaseReader):
             problems["cpi"] = "; ".join(parts)
         if self._misses.name in missing:
             problems["llc.misses"] = missing[self._misses.name]
-        elif self._exact < 1 and self._offer.events:
+        elif self._exact < 1 and self._support.events:
             problems["llc.misses"] = (
                 "this processor counts second-level cache misses under this name, not last-level ones"
             )
@@ -170,7 +170,7 @@ class PerfReader(BaseReader):
         for key, known in self._known.items():
             self._enter(sheet, key.uid, known, now)
 
-    def _enter(self, sheet: SampleSheet, uid: str, known: _PerfTarget, now: float) -> None:
+    def _enter(self, sheet: SampleSheet, uid: str, known: _PerfResult, now: float) -> None:
         values, sure = known.counts.values, known.counts.coverage
         done = values.get(self._instructions.name, 0.0)
         if done <= 0:
@@ -187,16 +187,16 @@ class PerfReader(BaseReader):
         task_status.started()
         try:
             while True:
-                await self._turn(self._clock())
+                await self._tick(self._clock())
                 await next_beat(self._rest_s(self._clock()))
         finally:
             await self.aclose()
 
     def _rest_s(self, now: float) -> float:
         """Seconds to the next tick: that of the next test, where this machine counts nothing."""
-        if self._offer.events or not self._pods or self._open:
+        if self._support.events or not self._pods or self._open:
             return TICK_S
-        return max(TICK_S, self._tried_s + _AGAIN_S - now)
+        return max(TICK_S, self._tried_s + _RETRY_S - now)
 
     async def aclose(self) -> None:
         windows, self._open = [item.window for item in self._open.values()], {}
@@ -204,40 +204,42 @@ class PerfReader(BaseReader):
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
                 await in_worker(_close_all, windows, limiter=self._limiter, abandon_on_cancel=True)
 
-    async def _turn(self, now: float) -> None:
+    async def _tick(self, now: float) -> None:
         """One tick: decide here, act in the thread, take over the result."""
         keys = {_key(pod) for pod in self._pods.values()}
         uids = {key.uid for key in keys}
         self._begun = {uid: at for uid, at in self._begun.items() if uid in uids}
         self._refused = {uid: message for uid, message in self._refused.items() if uid in uids}
+        # Of removed pods: closed at once, as open counters keep a cgroup in memory.
         lost = [key for key in self._open if key not in keys]
         ended = [key for key, item in self._open.items() if key in keys and now - item.since_s >= self._config.window_s]
-        begin = self._chosen(now) if await self._able(now) else []
+        begin = self._chosen(now) if await self._can_count(now) else []
         if not (lost or ended or begin):
             return
         finish = {key: self._open[key].window for key in (*lost, *ended)}
-        # Never abandoned: its open descriptors would have no owner, and those it closes are in use until it returns.
-        done = await in_worker(rotate, self._calls, self._offer.events, finish, ended, begin, limiter=self._limiter)
+        # In a thread: the first event after a pause costs 16 ms, as the kernel patches itself. Never abandoned: its
+        # open descriptors would have no owner, and those it closes are in use until it returns.
+        done = await in_worker(rotate, self._calls, self._support.events, finish, ended, begin, limiter=self._limiter)
         for key in finish:
             self._open.pop(key, None)
         self._take(done, begin, now)
 
-    async def _able(self, now: float) -> bool:
+    async def _can_count(self, now: float) -> bool:
         """Whether this machine counts anything: tested once, and repeated at intervals if it did not."""
         if self._view is None or not self._pods:
             return False
-        if not self._offer.events and now - self._tried_s >= _AGAIN_S:
+        if not self._support.events and now - self._tried_s >= _RETRY_S:
             self._tried_s = now
             needed, cpu = (self._cycles, self._instructions), min(self._view.topology.online)
-            self._offer = await in_worker(
+            self._support = await in_worker(
                 probe, self._calls, needed, (self._misses,), cpu, self._hierarchy.root, limiter=self._limiter
             )
-        return bool(self._offer.events)
+        return bool(self._support.events)
 
     def _chosen(self, now: float) -> list[PerfStart]:
         view = self._view
         assert view is not None
-        if self._scarce is not None and now - self._scarce[1] >= _AGAIN_S:
+        if self._scarce is not None and now - self._scarce[1] >= _RETRY_S:
             self._scarce = None
         budget = min(self._config.descriptors, _allowed())
         if self._scarce is not None:
@@ -247,12 +249,13 @@ class PerfReader(BaseReader):
             return []
         # A CPU outside its set would cost descriptors and count nothing. Its pool may not bind it.
         where = {uid: pod_cpus(pod, view, None) for uid, pod in self._pods.items()}
-        needs = {uid: len(self._offer.events) * len(cpus) for uid, cpus in where.items()}
-        self._short = _short(needs, budget, self._config)
+        needs = {uid: len(self._support.events) * len(cpus) for uid, cpus in where.items()}
+        self._short = _shortage(needs, budget, self._config)
         left = budget - self.descriptors
         chosen: list[PerfStart] = []
         for uid in turns:
             if needs[uid] > budget:
+                # More than may be open at all: the others have their turns.
                 self._begun[uid] = now
                 continue
             if needs[uid] > left:
@@ -277,7 +280,7 @@ class PerfReader(BaseReader):
             self._open[key] = _OpenCounters(window, at_s)
         for key, counts in done.counted.items():
             if counts is not None:
-                self._known[key] = _PerfTarget(counts, at_s)
+                self._known[key] = _PerfResult(counts, at_s)
         for key, exc in done.failed.items():
             if exc.errno in {errno.EMFILE, errno.ENFILE}:
                 self._scarce = self.descriptors, now
@@ -285,7 +288,7 @@ class PerfReader(BaseReader):
             self._refused[key.uid] = "no group for hardware counters" if gone else why(exc, self._hierarchy.root)
 
 
-def _short(needs: Mapping[str, int], budget: int, law: PerfConfig) -> str:
+def _shortage(needs: Mapping[str, int], budget: int, law: PerfConfig) -> str:
     """What the bound on descriptors costs; empty: nothing."""
     large = [need for need in needs.values() if need > budget]
     if large:
@@ -306,7 +309,7 @@ def _close_all(windows: Iterable[PerfWindow]) -> None:
 
 
 def _allowed() -> int:
-    """Half of the descriptors that this process may have."""
+    """Half of the descriptors that this process may have: the other half is for its files and connections."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 20 if soft == resource.RLIM_INFINITY else soft // 2
 

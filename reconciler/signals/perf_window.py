@@ -83,6 +83,7 @@ class PerfWindow:
                 group.append(self._calls.open(text, directory, cpu, leader, FLAG_CGROUP | FLAG_CLOEXEC))
             self._calls.enable(group[0])
         except OSError as exc:
+            # The CPU is offline.
             if exc.errno != errno.ENODEV:
                 raise
             self._groups.remove(group)
@@ -107,6 +108,7 @@ class PerfWindow:
             enabled += reading.enabled_ns
             running += reading.running_ns
             if reading.running_ns:
+                # Others had the counters for the rest of the time: as if it was the same then.
                 scale = reading.enabled_ns / reading.running_ns
                 sums = [total + count * scale for total, count in zip(sums, reading.counts, strict=True)]
         if not running or not enabled:

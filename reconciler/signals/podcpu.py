@@ -152,11 +152,11 @@ class PodCpu(BaseReader):
         ``stat``: of the pod's own directory, read at ``at_s``.
         """
         share, own_ns, sure = 0.0, 0, stat is not None
-        looked = [(pod.group, at_s, stat)]
+        readings = [(pod.group, at_s, stat)]
         # The runtime gives a sandbox no quota.
         groups = [container.group for container in pod.workload]
-        looked += [(group, self._clock(), self._stat(group.path)) for group in groups]
-        for group, read_s, item in looked:
+        readings += [(group, self._clock(), self._stat(group.path)) for group in groups]
+        for group, read_s, item in readings:
             if item is None:
                 sure = False
                 continue

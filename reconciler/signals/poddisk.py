@@ -44,7 +44,7 @@ class PodDisk(BaseReader):
         slices = TimeSlice()
         reported = False
         for uid, pod in scene.view.pods.items():
-            counters = self._look(pod)
+            counters = self._read_pod(pod)
             if counters is not None:
                 reported = True
                 grew = self._grew.grown(pod.group.inode or pod.group.path, self._clock(), tuple(counters))
@@ -53,7 +53,7 @@ class PodDisk(BaseReader):
             await slices.checkpoint()
         self._problems = dict.fromkeys(SIGNALS, _NOT_HERE) if scene.view.pods and not reported else {}
 
-    def _look(self, pod: Pod) -> IoCounters | None:
+    def _read_pod(self, pod: Pod) -> IoCounters | None:
         path = pod.group.path
         try:
             if not self._v1:

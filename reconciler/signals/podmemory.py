@@ -4,8 +4,7 @@ v1 counts limits hit (``memory.failcnt``) and kills (``memory.oom_control``) by 
 those of the containers are added up; v2 counts both for a whole subtree. v1 does not count scanning by group at all.
 
 **Cost**: a read each of usage, statistics and limits a pod, 1-5 µs; where a refault or the anonymous memory is wanted,
-``memory.stat`` is half of it. Kills are only read when the node's own count (/proc/vmstat) has moved. Source:
-kernel documentation, admin-guide/cgroup-v1/memory and admin-guide/cgroup-v2.
+``memory.stat`` is half of it. Source: kernel documentation, admin-guide/cgroup-v1/memory and admin-guide/cgroup-v2.
 """
 
 from typing import Final, NamedTuple, final
@@ -28,7 +27,7 @@ _STILL_S: Final = 10.0
 """A pod's ``memory.stat``, for which the kernel adds up counters of each CPU, is read again after so long even if the
 pod's use is the same and the node has reclaimed nothing: the use hides changes of 32 pages a CPU and of the limit.
 """
-_UNTOLD: Final = {
+_MISSING: Final = {
     "memory.refaults": "no refault counter per group in this kernel",
     "memory.scanned": "no reclaim scan counter per group on cgroup v1",
 }
@@ -140,9 +139,9 @@ class PodMemory(BaseReader):
         if "memory.limit" in wanted:
             values["memory.limit"] = self._limit(directory, stat)
         if stat.refaults is None:
-            self._problems["memory.refaults"] = _UNTOLD["memory.refaults"]
+            self._problems["memory.refaults"] = _MISSING["memory.refaults"]
         if stat.scanned is None:
-            self._problems["memory.scanned"] = _UNTOLD["memory.scanned"]
+            self._problems["memory.scanned"] = _MISSING["memory.scanned"]
         grew = self._stat.grown(key, self._clock(), (stat.refaults, stat.scanned))
         if grew is not None:
             values["memory.refaults"], values["memory.scanned"] = grew.rate(0), grew.rate(1)
@@ -208,6 +207,7 @@ class PodMemory(BaseReader):
         # v2 counts for the subtree: the containers' own counts are in the pod's.
         for group in _groups(pod) if self._version == 1 else (pod.group,):
             key = _key(group)
+            # The node's own count has not moved: no group's has.
             if not killed and self._kills.knew(key):
                 self._kills.carry(key)
                 known = True
@@ -226,6 +226,7 @@ class PodMemory(BaseReader):
             if grew is not None:
                 known = True
                 total += grew.by[0] or 0
+            # A new container of a pod that was known: all of its kills are since the previous pass.
             elif first and group is not pod.group and self._kills.knew(_key(pod.group)):
                 total += count
         return total if known else None

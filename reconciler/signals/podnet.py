@@ -70,7 +70,7 @@ class PodNet(BaseReader):
         slices = TimeSlice()
         before, self._namespaces = self._namespaces, {}
         for uid, pod in scene.view.pods.items():
-            pair = self._look(pod, before.get(uid), now)
+            pair = self._read_pod(pod, before.get(uid), now)
             if pair is not None:
                 self._namespaces[uid], counts = pair
                 if counts is not None:
@@ -94,7 +94,9 @@ class PodNet(BaseReader):
             if grew is not None and (rate := grew.rate(index)) is not None:
                 sheet.put(subject, signal, rate)
 
-    def _look(self, pod: Pod, known: _Namespace | None, now: float) -> tuple[_Namespace, tuple[int, int] | None] | None:
+    def _read_pod(
+        self, pod: Pod, known: _Namespace | None, now: float
+    ) -> tuple[_Namespace, tuple[int, int] | None] | None:
         """The namespace of one of its processes, and what went through; None counts: the host's own."""
         for pid in self._candidates(pod, known, now):
             try:

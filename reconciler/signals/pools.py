@@ -1,8 +1,8 @@
 """The CPU pools as wholes: their CPUs, how busy those are, and how many tasks want them.
 
 Waiting by CPU is in /proc/schedstat where the kernel was built with it: it counts everything that runs there, system
-work and BE pods included. Elsewhere it is the sum over the pool's own pods, which misses both, so the confidence is
-0.5. Throttling is taken off either way.
+work and BE pods included. Elsewhere it is the sum over the pool's own pods, which misses both. Throttling is subtracted
+either way.
 
 **Cost**: one read of 1 µs a CPU and scheduling domain, each pass; every five seconds on machines of more than 64 CPUs.
 Source: kernel documentation, scheduler/sched-stats.
@@ -32,7 +32,9 @@ SIGNALS: Final = (
 )
 _WAITING: Final = frozenset({"cpu.wait", "cpu.wait_milli", "load.runnable"})
 _PROXY: Final = 0.5
+"""Confidence of the sum over a pool's pods."""
 _MANY: Final = 64
+"""CPUs beyond which /proc/schedstat is read each `_MANY_EVERY_S` only."""
 _MANY_EVERY_S: Final = 5.0
 
 
@@ -81,7 +83,7 @@ class PoolReader(BaseReader):
         wanted = set(scene.wanted)
         by_name = pool_cpus(pools)
         if not wanted.isdisjoint(_WAITING):
-            self._look(len(scene.view.topology.online), now)
+            self._read_waiting(len(scene.view.topology.online), now)
         members = _members(scene, pools)
         for name, cpus in by_name.items():
             subject = pool_subject(name)
@@ -92,6 +94,7 @@ class PoolReader(BaseReader):
                 near = [uid for other, uids in members.items() if by_name.get(other, CpuSet()) & cpus for uid in uids]
                 self._enter_waiting(sheet, subject, cpus, pods, near)
             memory = [use for uid in pods if (use := sheet.get(pod_subject(uid), "memory.use")) is not None]
+            # Of all of its pods, or of none: a part of the sum would look like little memory.
             if memory and len(memory) == len(pods):
                 sheet.put(subject, "memory.use", sum(memory))
 
@@ -101,7 +104,7 @@ class PoolReader(BaseReader):
             sheet.put(subject, "cpu.idle", idle, age_s=age_s)
             sheet.put(subject, "cpu.use", 1000.0 * len(cpus) - idle, age_s=age_s)
 
-    def _look(self, count: int, now: float) -> None:
+    def _read_waiting(self, count: int, now: float) -> None:
         if count > _MANY and self._read_at is not None and 0.0 <= now - self._read_at < _MANY_EVERY_S:
             return
         self._grew.rotate()
@@ -133,6 +136,7 @@ class PoolReader(BaseReader):
         """``near``: the pods that may run on these CPUs."""
         known = [self._cpus[cpu] for cpu in cpus if cpu in self._cpus]
         if known and len(known) == len(cpus):
+            # Throttled tasks count as waiting on these CPUs, whatever the pool of their pod.
             own = sum(sheet.get(pod_subject(uid), "cpu.wait_own") or 0.0 for uid in near)
             run = sum(load.run_milli for load in known)
             wait, sure = max(0.0, sum(load.wait_milli for load in known) - own), 1.0

@@ -1,8 +1,6 @@
 """Groups in a private cgroup2 hierarchy for the pods of a pure v1 node, so that their pressure is counted. Opt-in.
 
-A thread makes them and moves the pods' processes into them, again every few seconds: children start in their parent's
-group, but processes that the runtime starts in a container later (``exec``) start in the root. A pod's pressure is
-valid once all of its processes are in.
+A thread makes them and moves the pods' processes into them. A pod's pressure is valid once all of its processes are in.
 
 **Cost**: for the node, the kernel stops all forks and exits for 8-20 ms at the first attach after a while, so that
 processes are attached only if there are any; for the pods, one more level of accounting at each task switch.
@@ -28,7 +26,11 @@ from state.model import Pod
 FILE: Final = "cgroup2 group"
 """Used in place of a file's name in the report of a restore."""
 _EVERY_S: Final = 5.0
+"""Processes are moved again: children start in their parent's group, but what the runtime starts in a container later
+(``exec``) starts in the root.
+"""
 _SOON_S: Final = 1.0
+"""After a pod or a container was added or removed."""
 _FAILED_S: Final = 60.0
 _AT_ONCE_S: Final = 2.0
 """A job ends after this long; the next one continues."""
@@ -123,10 +125,10 @@ class PrivateGroups:
 
     def _fill(self, uid: str, path: str) -> str | None:
         """None: all of the pod's processes are in its group; empty: it has none; else where one is instead."""
-        there = set(self._processes.of_group(path))
-        if not there:
+        listed = set(self._processes.of_group(path))
+        if not listed:
             return ""
-        missing = there - self._tree.pids(uid)
+        missing = listed - self._tree.pids(uid)
         # A process that has ended and waits for its parent is listed by v1, and moves nowhere.
         stuck = self._stuck.get(uid, set()) & missing
         if missing == stuck:

@@ -183,9 +183,9 @@ class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prometheus: Annotated[PrometheusProbe | None, Meta(extra=_SECRET)] = None
 
     def __post_init__(self) -> None:
-        given = [name for name in KINDS if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"expected exactly one of {', '.join(KINDS)}; got {', '.join(given) or 'none'}")
+        kinds = [name for name in KINDS if getattr(self, name) is not None]
+        if len(kinds) != 1:
+            raise ValueError(f"expected exactly one of {', '.join(KINDS)}; got {', '.join(kinds) or 'none'}")
         of_pods = bool(self.namespaces or self.pods or not self.labels.empty)
         if of_pods == bool(self.host_workloads):
             raise ValueError("a probe needs namespaces, pods or labels; or host_workloads")

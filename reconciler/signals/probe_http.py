@@ -73,33 +73,33 @@ class HttpSource:
         assert config is not None
         self._config = config
         self._probe = target.probe
-        self._asker = HttpProbeClient(target, config)
+        self._client = HttpProbeClient(target, config)
 
     async def measure(self) -> ProbeResult:
         if self._config.measure == "value":
             return await self._value()
         try:
-            answer = await self._asker.get({"Connection": "close"} if self._config.connect else {}, most=200)
+            answer = await self._client.get({"Connection": "close"} if self._config.connect else {}, most=200)
         except SourceError as exc:
             if self._config.count_late and isinstance(exc.__cause__, trio.TooSlowError):
                 return ProbeResult(self._probe.timeout_s * 1e3, _LATE)
             raise
         if not self._config.counts(answer.status):
-            raise self._asker.refused(answer)
+            raise self._client.refused(answer)
         seconds = answer.seconds + (answer.connect_s if self._config.connect else 0.0)
         return ProbeResult(seconds * 1e3)
 
     async def _value(self) -> ProbeResult:
         accept = "application/json" if self._config.field is not None else "text/plain, */*"
-        answer = await self._asker.get({"Accept": accept}, most=_MOST_VALUE)
+        answer = await self._client.get({"Accept": accept}, most=_MOST_VALUE)
         if not self._config.counts(answer.status):
-            raise self._asker.refused(answer)
+            raise self._client.refused(answer)
         try:
             if len(answer.body) >= _MOST_VALUE:
                 raise ValueError(f"the answer is larger than {size(_MOST_VALUE)}")  # noqa: TRY301
             return ProbeResult(number_in(answer.body, self._config.field) * self._probe.factor)
         except ValueError as exc:
-            raise self._asker.wrong(exc) from exc
+            raise self._client.wrong(exc) from exc
 
     async def aclose(self) -> None:
-        await self._asker.aclose()
+        await self._client.aclose()

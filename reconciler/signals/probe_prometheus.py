@@ -43,7 +43,7 @@ class PrometheusSource:
         assert config is not None
         self._config = config
         self._factor = target.probe.factor
-        self._asker = HttpProbeClient(target, config)
+        self._client = HttpProbeClient(target, config)
         self._selector = parse_selector(config.select)
         self._before: dict[Labels, dict[float, float]] | None = None
 
@@ -61,17 +61,18 @@ class PrometheusSource:
                 await slices.checkpoint()
 
         try:
-            await self._asker.read({"Accept": _ACCEPT}, take)
+            await self._client.read({"Accept": _ACCEPT}, take)
             reader.end()
             return self._result(reader.found)
         except ValueError as exc:
-            raise self._asker.wrong(exc) from exc
+            raise self._client.wrong(exc) from exc
 
     async def aclose(self) -> None:
-        await self._asker.aclose()
+        await self._client.aclose()
 
     def _names(self) -> tuple[str, ...]:
         name = self._selector.name
+        # A quantile is a histogram's, computed from its buckets, or a summary's own series.
         return {
             "gauge": (name,),
             "mean": (f"{name}_sum", f"{name}_count"),
@@ -96,6 +97,7 @@ class PrometheusSource:
         return self._highest(ready)
 
     def _highest(self, values: list[float]) -> ProbeResult:
+        # A summary without an observation in its window is NaN.
         known = [value for value in values if not math.isnan(value)]
         if not known:
             return ProbeResult(None)
@@ -105,6 +107,7 @@ class PrometheusSource:
         return ProbeResult(value * self._factor)
 
     def _mean(self, serieses: list[MetricSeries]) -> ProbeResult:
+        # By series, as `grown` takes it: the count at 0.0, the sum at 1.0.
         now: dict[Labels, dict[float, float]] = {}
         for series in serieses:
             now.setdefault(_key(series.labels), {})[float(series.name.endswith("_sum"))] = series.value

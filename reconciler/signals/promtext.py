@@ -39,8 +39,8 @@ LONGEST_MATCHED: Final = 256
 _MOST_REPEATS: Final = 2
 """Such as ``.*``, in one pattern: more, or one within another, and a label made for it holds the daemon for seconds."""
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
-_MEANT: Final = {"n": "\n", "\\": "\\", '"': '"'}
-_MEANT_IN_PROMQL: Final = {**_MEANT, "'": "'"}
+_ESCAPED: Final = {"n": "\n", "\\": "\\", '"': '"'}
+_ESCAPED_IN_PROMQL: Final = {**_ESCAPED, "'": "'"}
 _SPECIAL: Final = {"nan": math.nan, "+inf": math.inf, "inf": math.inf, "-inf": -math.inf}
 
 Labels = frozenset[tuple[str, str]]
@@ -93,7 +93,7 @@ def parse_selector(text: str) -> SeriesSelector:
                 f'select: expected label="value", or !=, =~ or !~, at {shown(rest[at:])}; got {shown(text)}'
             )
         at = item.end()
-        value = _unescaped(item[3] if item[3] is not None else item[4], _MEANT_IN_PROMQL)
+        value = _unescaped(item[3] if item[3] is not None else item[4], _ESCAPED_IN_PROMQL)
         pattern = None
         if item[2] in {"=~", "!~"}:
             try:
@@ -143,8 +143,8 @@ def _inner(value: Any) -> Iterator[Any]:  # the parser's own shapes
             yield from _inner(entry)
 
 
-def _unescaped(text: str, meant: Mapping[str, str] = _MEANT) -> str:
-    return _ESCAPE.sub(lambda match: meant.get(match[1], match[0]), text) if "\\" in text else text
+def _unescaped(text: str, escaped: Mapping[str, str] = _ESCAPED) -> str:
+    return _ESCAPE.sub(lambda match: escaped.get(match[1], match[0]), text) if "\\" in text else text
 
 
 @final

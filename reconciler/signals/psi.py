@@ -1,13 +1,8 @@
 """Pressure of the node and of each pod, from the kernel's stall totals between two passes and not its averages.
 
-Where a pod's files are: its directory in the cgroup2 tree (on hybrid nodes the runtime puts containers there, too), the
-v1 cpuacct directory of vendor kernels (``psi_v1=1``), or a private cgroup2 mount (`reconciler.signals.privatepsi`). A
-directory without the pod's processes shows no pressure ever; it counts as none. Reading an existing file may still fail
-with "not supported": a place is tested by reading it.
-
-CPU pressure includes the pod's own throttling. All of it is subtracted: throttled time is summed over CPUs and pressure
-is not, so with several CPUs stopped at once too much is subtracted rather than too little, and the effect of a quota is
-never attributed to a neighbour. The share of the pressure that throttling does not explain is the sample's confidence.
+A pod's files are in its directory in the cgroup2 tree, in the v1 cpuacct directory of vendor kernels (``psi_v1=1``), or
+in a private cgroup2 mount (`reconciler.signals.privatepsi`). CPU pressure includes the pod's own throttling, which is
+subtracted.
 
 **Cost**: three reads of 1-3 µs a pod. Units: percent of wall time. Source: kernel documentation, accounting/psi.
 """
@@ -32,8 +27,9 @@ _FILE: Final = {resource: f"{resource}.pressure" for resource in PressureResourc
 _SOME: Final = _FILE
 _FULL: Final = {resource: f"{resource}.pressure_full" for resource in PressureResource}
 _OF_CPU: Final = "cpu."
-_LOOK_AGAIN_S: Final = 30.0
-_MISSING_AGAIN_S: Final = 10.0
+_SEARCH_S: Final = 30.0
+"""Between two searches of a pod's files; of one that has none, `_SEARCH_MISSING_S`."""
+_SEARCH_MISSING_S: Final = 10.0
 _LEAST: Final = 0.1
 _REMEDY: Final = {
     "boot": "no pressure information: not in this kernel, or disabled; boot with psi=1 (and psi_v1=1 on kernels "
@@ -78,7 +74,7 @@ class Psi(BaseReader):
         self._private = private
         self._node = f"{shared.means.root.rstrip('/')}/proc/pressure"
         self._grew = CounterDelta()
-        self._places: dict[str, _PressureFile] = {}
+        self._located: dict[str, _PressureFile] = {}
         self._node_again_at = 0.0
         """The node has no pressure before: it has some from its boot on, or never."""
 
@@ -104,20 +100,21 @@ class Psi(BaseReader):
             self._private.update(pods, now)
         absent = [self._read_node(resource, sheet, now) for resource in wanted]
         if absent and all(absent) and now >= self._node_again_at:
-            self._node_again_at = now + _LOOK_AGAIN_S
+            self._node_again_at = now + _SEARCH_S
         slices = TimeSlice()
-        places: dict[str, _PressureFile] = {}
+        located: dict[str, _PressureFile] = {}
         missing = 0
         for uid, pod in pods.items():
-            place = places[uid] = self._place(pod, now)
-            if place.directory is None:
+            file = located[uid] = self._locate(pod, now)
+            if file.directory is None:
                 missing += bool(pod.containers)
                 continue
-            if not self._read_pod(pod, place.directory, wanted, sheet):
-                # Its group may have been removed or replaced: the next pass finds its place again.
-                del places[uid]
+            if not self._read_pod(pod, file.directory, wanted, sheet):
+                # Its group may have been removed or replaced: the next pass searches again.
+                del located[uid]
             await slices.checkpoint()
-        self._places = places
+        self._located = located
+        # Of all pods, not of some: then it is the node that has no such files.
         if missing and missing == sum(1 for pod in pods.values() if pod.containers):
             for resource in wanted:
                 for signal in (_SOME[resource], _FULL[resource]):
@@ -175,6 +172,11 @@ class Psi(BaseReader):
         return True
 
     def _without_quota(self, uid: str, percent: float) -> tuple[float, float]:
+        """CPU pressure without throttling, and its confidence: the share that throttling does not explain.
+
+        Throttled time is summed over CPUs and pressure is not. So with several CPUs stopped at once too much is
+        subtracted rather than too little, and the effect of a quota is never attributed to a neighbour.
+        """
         throttling = self._quotas.throttling(uid) if self._quotas is not None else None
         if throttling is None:
             return percent, 1.0
@@ -191,28 +193,30 @@ class Psi(BaseReader):
                 self._without(resource)
         return None
 
-    def _place(self, pod: Pod, now: float) -> _PressureFile:
-        """The place of this pod's files; searched again when its groups change, and at intervals until one is found."""
-        known = self._places.get(pod.uid)
+    def _locate(self, pod: Pod, now: float) -> _PressureFile:
+        """Where this pod's files are; searched again when its groups change, and at intervals."""
+        known = self._located.get(pod.uid)
         if known is not None and now < known.again_at and (known.pod is pod or same_groups(known.pod, pod)):
             if known.directory is None and self._private is not None:
                 return known._replace(directory=self._private.directory(pod.uid))
             return known
-        text = self._find(pod)
-        return _PressureFile(text, pod, now + (_MISSING_AGAIN_S if text is None else _LOOK_AGAIN_S))
+        directory = self._find(pod)
+        return _PressureFile(directory, pod, now + (_SEARCH_MISSING_S if directory is None else _SEARCH_S))
 
     def _find(self, pod: Pod) -> str | None:
         path = pod.group.path
         if self._hierarchy.version(UNIFIED) is not None:
             directory = self._hierarchy.directory(UNIFIED, path)
+            # On hybrid nodes runc puts containers there from 1.1 on. A directory without the pod's processes shows no
+            # pressure ever.
             if self._hierarchy.trigger == UNIFIED or self._populated(directory):
-                if self._answers(directory):
+                if self._is_readable(directory):
                     return directory
                 if self._switched_off(directory):
                     self._problems["cpu.pressure"] = f"{directory}: {_REMEDY['off']}"
         if self._hierarchy.version("cpuacct") == 1:
             directory = self._hierarchy.directory("cpuacct", path)
-            if self._answers(directory):
+            if self._is_readable(directory):
                 return directory
         return self._private.directory(pod.uid) if self._private is not None else None
 
@@ -222,8 +226,11 @@ class Psi(BaseReader):
         except OSError:
             return False
 
-    def _answers(self, directory: str) -> bool:
-        """Whether one of the three files can be read: a backport may lack some."""
+    def _is_readable(self, directory: str) -> bool:
+        """Whether one of the three files can be read: a backport may lack some.
+
+        By reading: an existing file may still fail with "not supported".
+        """
         for resource in PressureResource:
             try:
                 parse_totals(self._files.read(directory, f"{resource}.pressure"))

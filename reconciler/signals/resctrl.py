@@ -1,9 +1,7 @@
 """Cache occupancy and memory bandwidth of control groups and pods, from resctrl's counters, as rates.
 
 A control group's counters include those of its monitoring groups, so that the sum over control groups is the machine.
-Input of the control law: the bandwidth in use of each domain, and BE's part of it. A domain with one unknown group is
-unknown, and reported as such. When a monitoring group is removed, its counts leave that sum: its count is subtracted
-from the previous reading as well, and if it was not read the interval is unknown. Synchronous, for a worker thread.
+Synchronous, for a worker thread.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -50,12 +48,12 @@ class ResctrlSampler:
         groups = {
             name: bandwidth_rates
             for name in controls
-            if (bandwidth_rates := self._one(name, "", now, after, gone[name])) is not None
+            if (bandwidth_rates := self._read(name, "", now, after, gone[name])) is not None
         }
         pods = {
             uid: bandwidth_rates
             for uid, (control, name) in watched.items()
-            if (bandwidth_rates := self._one(control, name, now, after)) is not None
+            if (bandwidth_rates := self._read(control, name, now, after)) is not None
         }
         for uid, (control, name) in watched.items():
             reading = after.get(self._monitors.path(control, name))
@@ -68,7 +66,11 @@ class ResctrlSampler:
         return ResctrlUsage(at_s=now, groups=groups, pods=pods)
 
     def _gone(self, control: str, numbers: Mapping[str, int]) -> list[MonitorReading | None]:
-        """Counts of monitoring groups that have left a control group since the last reading; None: unknown."""
+        """Counts of monitoring groups that have left a control group since the last reading; None: unknown.
+
+        They have left its sum, too: they are subtracted from the previous reading, and with an unknown one the interval
+        is unknown.
+        """
         readings: list[MonitorReading | None] = []
         for path, inode in self._inside.get(control, {}).items():
             if numbers.get(path) != inode:
@@ -76,7 +78,7 @@ class ResctrlSampler:
                 readings.append(last if last is not None and last.inode == inode else None)
         return readings
 
-    def _one(
+    def _read(
         self,
         control: str,
         name: str,
@@ -104,7 +106,7 @@ class ResctrlSampler:
         return bandwidth_rates
 
 
-def strain(
+def contention(
     use: ResctrlUsage | None,
     reclaimed: Collection[str],
     *,
@@ -113,7 +115,10 @@ def strain(
     misses: Mapping[str, Sample],
     now: float,
 ) -> Contention:
-    """Input of the control law. ``reclaimed``: the control groups that contain BE pods only."""
+    """Input of the control law: the bandwidth in use of each domain, and BE's part of it.
+
+    ``reclaimed``: the control groups that contain BE pods only.
+    """
     if use is None:
         return Contention(misses=misses, online=online)
     domains = sorted({domain for values in use.groups.values() for domain in values})
@@ -122,6 +127,7 @@ def strain(
     for domain in domains:
         known = {name: values[domain].total_s for name, values in use.groups.items() if domain in values}
         whole = sum(value for value in known.values() if value is not None)
+        # One unknown group: so is its domain, and reported as such (``blind``).
         if None in known.values():
             continue
         used[domain] = 100.0 * whole / (bandwidth_mbps * _MEGA)

@@ -1,9 +1,7 @@
 """Groups directly below the root of the CPU hierarchy, besides the pods': weight, CPU use, and waiting for a CPU.
 
 The use is read once a second, a counter of each group (3 us). Waiting is the pressure of the group where the kernel has
-that (cgroup v2, and hybrid), else, by taskstats, that of its process that waited most; processes are listed every
-`LIST_S`, and in between only those are read that ran then. Of a group that the caller does not name, weight and waiting
-are read with the list only.
+that (cgroup v2, and hybrid), else, by taskstats, that of its process that waited most.
 
 On cgroup v1 services have a group there only with CPU accounting (systemd's ``DefaultCPUAccounting``, or a unit that
 has it). Without it their processes are in the root group.
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     from reconciler.signals.runqueue import DelaySource  # with all readers of samples
 
 LIST_S: Final = 10.0
+"""Between two listings of processes; in between only those are read that ran then."""
 _SHOWN: Final = 3
 """Where no group is named, processes are listed each third time only: what is shown follows within half a minute."""
 _MOST: Final = 32
@@ -105,8 +104,12 @@ class RootGroups:
         return "cpu", path, self._file
 
     async def sample(self, named: Collection[str]) -> Daemons:
-        """Read them now. ``named``: paths of the groups that are to be managed."""
+        """Read them now. ``named``: paths of the groups that are to be managed.
+
+        Of the others weight and waiting are read with the list only.
+        """
         now = self._clock()
+        # The first two follow each other soon: a wait is known from the second listing on.
         every_s = LIST_S if named or self._listings < 2 else _SHOWN * LIST_S
         listing = now - self._listed_at >= every_s or any(
             path not in self.known.groups and path not in self.known.refused for path in named

@@ -1,12 +1,8 @@
 """Wait of each pod's tasks in a run queue: by taskstats for whole processes, else by schedstat by thread.
 
 A task that its own quota (or a directory's above) stops is in the run queue as well: the kernel counts it as waiting,
-in every version (measured on 6.18: one spinner with a quota of 20 % waits 80 % of the time). That part is subtracted:
-the throttled time of the pod's run queues, for as many tasks as it has on each of its CPUs on average. It is an
-estimate; the share of the waiting that it does not explain is the sample's confidence, and ``cpu.wait_own`` has it.
-
-A task is counted when it gets the CPU, not while it waits. The use of a process between the last sample and its end is
-lost; where that shows (the processes known have used less than the pod's groups) the confidence is less.
+in every version (measured on 6.18: one spinner with a quota of 20 % waits 80 % of the time). That part is estimated
+(`own_wait_ns`) and subtracted; ``cpu.wait_own`` has it. A task is counted when it gets the CPU, not while it waits.
 
 Units: nanoseconds inside. Source: kernel documentation, accounting/taskstats and scheduler/sched-stats
 (/proc/<pid>/schedstat).
@@ -78,7 +74,7 @@ class PodWait(NamedTuple):
 
 
 def own_wait_ns(run_ns: int, wait_ns: int, interval_s: float, throttled_cpus: float, cpus: int) -> int:
-    """The part of the waiting that was throttling.
+    """The part of the waiting that was throttling, as an estimate.
 
     ``throttled_cpus``: run queues that were stopped, on average. Each held the tasks that wanted to run there: with n
     of them on ``cpus`` CPUs, n/cpus, at least one.
@@ -139,12 +135,13 @@ class RunQueue(BaseReader):
             together = {pod.uid: self._processes.get(pod, now) for pod in pods[begin : begin + _AT_ONCE]}
             seen = seen or any(together.values())
             at_s = self._clock()
-            sums = await self._ask(together, at_s, slices)
+            sums = await self._query(together, at_s, slices)
             for pod in pods[begin : begin + _AT_ONCE]:
                 known = sums.get(pod.uid)
                 if known is None:
                     continue
                 interval_s = at_s - before.get(pod.uid, at_s)
+                # As `CounterDelta` does: of two readings that are too close the older one remains.
                 self._before[pod.uid] = at_s if interval_s >= SHORTEST_S else before.get(pod.uid, at_s)
                 if not known.complete:
                     self._processes.ended(pod.uid)
@@ -165,7 +162,7 @@ class RunQueue(BaseReader):
         except SourceError as exc:
             self._problems = dict.fromkeys(SIGNALS, f"{exc}; using schedstat of each thread instead")
 
-    async def _ask(self, pids: Mapping[str, Sequence[int]], at_s: float, slices: TimeSlice) -> dict[str, _WaitSum]:
+    async def _query(self, pids: Mapping[str, Sequence[int]], at_s: float, slices: TimeSlice) -> dict[str, _WaitSum]:
         """What the processes of each pod did since the pass before; pods of which nothing is known are missing."""
         sums: dict[str, _WaitSum] = {}
         if self._socket is None:
@@ -247,7 +244,10 @@ class RunQueue(BaseReader):
         sheet.put(subject, "cpu.wait_own", waited.own_ns / per_ms, confidence=_ESTIMATE if waited.own_ns else 1.0)
 
     def _coverage(self, sheet: SampleSheet, subject: str, waited: PodWait) -> float:
-        """Which part of the pod's CPU time its known processes explain; small uses are all noise."""
+        """Which part of the pod's CPU time its known processes explain; small uses are all noise.
+
+        The use of a process between the last sample and its end is lost.
+        """
         used = sheet.get(subject, "cpu.use")
         known = waited.run_ns / 1e6 / waited.interval_s
         if used is None or used < 50.0 or known >= 0.9 * used:

@@ -3,7 +3,7 @@
 One reply sums all threads of a process, those that have ended included, in 2 µs and some 50 ns a thread; the socket is
 plain, as the usual library costs seventy times as much a request and 13 MiB to import. Run times and waiting are there
 with delay accounting (``kernel.task_delayacct``) on or off. Waiting counts everything between "may run" and "runs", a
-group stopped by its own quota included (measured on 6.18: one spinner at 20 % waits 80 %).
+group stopped by its own quota included.
 
 Needs CAP_NET_ADMIN and the first network namespace. Source: kernel documentation, accounting/taskstats and
 accounting/taskstats-struct; include/uapi/linux/taskstats.h.
@@ -30,9 +30,9 @@ _ATTR_TGID: Final = 2
 _TYPE_STATS: Final = 3
 _TYPE_AGGREGATE: Final = 5
 _HEADER: Final = struct.Struct("=IHHII")
-_QUESTION: Final = struct.Struct("=IHHIIBBHHHI")
+_QUERY: Final = struct.Struct("=IHHIIBBHHHI")
 _ATTR: Final = struct.Struct("=HH")
-_ANSWER: Final = 20
+_REPLY_HEADER: Final = 20
 # Offsets in struct taskstats, the same since version 1: cpu_count and cpu_delay_total, then cpu_run_virtual_total.
 _DELAY: Final = struct.Struct("=16xQQ40xQ")
 # Header (kind, sequence number), both attributes' kinds, and the same three numbers, at once.
@@ -62,11 +62,11 @@ class Taskstats:
         try:
             self._socket.bind((0, 0))
             self._socket.setblocking(False)
-            self._family = self._find()
+            self._family = self._family_id()
             delays = self.query([os.getpid()])
         except (OSError, ValueError) as exc:
             self.close()
-            raise SourceError("taskstats", _words(exc)) from exc
+            raise SourceError("taskstats", _error_text(exc)) from exc
         if not delays:
             self.close()
             raise SourceError("taskstats", "process not found: bypassd needs the host's PID namespace")
@@ -74,13 +74,14 @@ class Taskstats:
     def close(self) -> None:
         self._socket.close()
 
-    def _find(self) -> int:
+    def _family_id(self) -> int:
+        # The number of a generic netlink family is assigned when the kernel starts.
         name = b"TASKSTATS\0"
         body = struct.pack("=BBHHH", _GET_FAMILY, 1, 0, 4 + len(name), _FAMILY_NAME) + name + b"\0\0"
         self._socket.send(_HEADER.pack(_HEADER.size + len(body), _CONTROL_FAMILY, _REQUEST, 0, 0) + body)
         answer = self._socket.recv(_BUFFER)
         _check(answer)
-        at = _ANSWER
+        at = _REPLY_HEADER
         while at + _ATTR.size <= len(answer):
             length, kind = _ATTR.unpack_from(answer, at)
             if kind == _FAMILY_ID:
@@ -89,17 +90,17 @@ class Taskstats:
         raise ValueError("no family id in the kernel's answer")
 
     def query(self, pids: Sequence[int]) -> dict[int, Delays]:
-        """What these processes have run and waited; those that are no more are missing.
+        """What these processes have run and waited; those that have ended are missing.
 
-        The kernel answers before ``send`` returns, so nothing here waits.
-        Errors: `OSError` for what stops all questions (EPERM, ENOBUFS).
+        The kernel replies before ``send`` returns, so nothing here waits.
+        Errors: `OSError` for what stops all queries (EPERM, ENOBUFS).
         """
         delays: dict[int, Delays] = {}
         for begin in range(0, len(pids), _BATCH):
             batch = pids[begin : begin + _BATCH]
             self._socket.send(
                 b"".join(
-                    _QUESTION.pack(_QUESTION.size, self._family, _REQUEST, pid, 0, _GET, 1, 0, 8, _ATTR_TGID, pid)
+                    _QUERY.pack(_QUERY.size, self._family, _REQUEST, pid, 0, _GET, 1, 0, 8, _ATTR_TGID, pid)
                     for pid in batch
                 )
             )
@@ -133,9 +134,8 @@ def parse_answer(answer: bytes) -> tuple[int, Delays] | None:
     """The requested pid (it is the sequence number) and its times; None when no such process exists.
 
     Errors: `OSError` for any other refusal, `ValueError` for a malformed reply.
-
     """
-    if len(answer) < _ANSWER:
+    if len(answer) < _REPLY_HEADER:
         raise ValueError(f"a netlink message of {len(answer)} bytes")
     # Nearly every answer of a machine is laid out as this: nothing before the statistics, or one empty attribute.
     for usual in _USUAL:
@@ -153,7 +153,7 @@ def parse_answer(answer: bytes) -> tuple[int, Delays] | None:
 
 def _stats(answer: bytes) -> int:
     """Where struct taskstats begins. Some architectures have an empty attribute before it, to align it."""
-    at, end = _ANSWER, len(answer)
+    at, end = _REPLY_HEADER, len(answer)
     while at + _ATTR.size <= end:
         length, kind = _ATTR.unpack_from(answer, at)
         if kind == _TYPE_AGGREGATE:
@@ -167,7 +167,7 @@ def _stats(answer: bytes) -> int:
 
 def _check(answer: bytes) -> None:
     """Raise the error of an error message; ESRCH is a valid reply, too."""
-    if len(answer) < _ANSWER:
+    if len(answer) < _REPLY_HEADER:
         raise ValueError(f"a netlink message of {len(answer)} bytes")
     if _HEADER.unpack_from(answer)[1] != _ERROR:
         return
@@ -176,7 +176,7 @@ def _check(answer: bytes) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def _words(exc: OSError | ValueError) -> str:
+def _error_text(exc: OSError | ValueError) -> str:
     if not isinstance(exc, OSError):
         return str(exc)
     if exc.errno == errno.ENOENT:

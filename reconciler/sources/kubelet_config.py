@@ -226,6 +226,7 @@ def read_kubelet_config(
     section = arguments.section
     if config_path is not None:
         rule, section = FileRule.OPERATOR, ()
+    # Of a kubelet that does not run now.
     if path is None and kubelet is None and os.path.exists(os.path.join(root, STANDARD_CONFIG.lstrip("/"))):
         path = STANDARD_CONFIG
     if path is None and kubelet is not None:
@@ -236,6 +237,7 @@ def read_kubelet_config(
     for option in _OPTIONS:
         if option.flag in flags:
             read.set(option, flags[option.flag], f"{who} --{option.flag}")
+    # Before the operator's own, which may be any directory.
     read.check_root_dir()
     read.prefer("root_dir", root_dir, "root-dir", "kubelet.root_dir")
     if config_path is not None and flags.get("config", config_path) != config_path:

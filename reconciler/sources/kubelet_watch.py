@@ -174,6 +174,7 @@ class KubeletWatch:
             first, self._process, self._seen_at = self._process is None, process, now
             _LOG.info("kubelet started", pid=found.pid)
             self._restarted()
+            # The first process counts at once, a later one when it has run for a while.
             if not first:
                 self._note(found)
                 return self._settle_s

@@ -104,6 +104,7 @@ def resolve(manifests: Iterable[Manifest], names: Mapping[str, tuple[str, str]],
             pods.append(msgspec.structs.replace(meta, name=full))
             continue
         namespace, short = meta.namespace or _DEFAULT_NAMESPACE, meta.name or ""
+        # The kubelet's name of its node is in lower case.
         suffixes = [node.lower()] if node else _suffixes(namespace, short, by_name)
         # Two nodes' names cannot both fit on one node: an ambiguous prefix matches nothing.
         uid = by_name.get((namespace, f"{short}-{suffixes[0]}")) if len(suffixes) == 1 else None

@@ -30,6 +30,7 @@ _LONGEST_MESSAGE: Final = 1024
 LONGEST_UID: Final = 128
 
 STATIC_SOURCES: Final = frozenset({"file", "http"})
+"""The kubelet's sources of pods other than the API server (``api``)."""
 
 
 class OwnerReference(Struct, frozen=True):
@@ -267,6 +268,7 @@ def _resizes(status: PodStatus, problems: list[str]) -> Iterator[tuple[str, Resi
         if condition.status == "True"
     ]
     state, message = state_of(status.resize, current)
+    # Ephemeral containers have no resources.
     for group in (status.init_container_statuses, status.container_statuses):
         for container in (group or ())[:MOST_CONTAINERS]:
             values, has = container.allocated_resources, container.resources
@@ -280,6 +282,7 @@ def _resizes(status: PodStatus, problems: list[str]) -> Iterator[tuple[str, Resi
                 note(problems, problem)
             yield (
                 container.name,
+                # A map with an unreadable value counts as not reported: the rest of it would be less than is admitted.
                 Resize(
                     requests=None if values is None or bad_admitted else admitted,
                     actual_requests=None if has is None or bad_requests else requests,

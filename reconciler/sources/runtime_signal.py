@@ -153,6 +153,7 @@ class RuntimeEvents:
         self._handler = handler
         self._updates = updates
         self._opened: dict[str, float] = {}
+        """When a command of the runtime opened a container's record last (monotonic)."""
         self._read: dict[str, float] = {}
         """Announced readings whose opening of the file is still to come."""
         self._base = os.path.join(root, "run")
@@ -164,6 +165,7 @@ class RuntimeEvents:
         self._unread: str | None = None
         self._evidence: dict[str, RuntimeEvent] = {}
         self._silent_at: dict[str, float] = {}
+        """When an awaited container is checked next (trio's clock), and given up if nothing came."""
         self._began: dict[str, float] = {}
         """Since when a container is awaited, or was until it was given up."""
         self._silence = WakeUp()

@@ -5,7 +5,7 @@ from reconciler.interference.snapshots import snapshot_of
 from reconciler.pods.assemble import PodInput, assemble
 from reconciler.pods.selectors import ClassRules
 from reconciler.responses.eviction.resources import cpu_request, memory_request
-from reconciler.signals.besteffort import asked
+from reconciler.signals.besteffort import requested
 from state.model import ContainerKind, ContainerMeta, GroupRef, PodClass, PodMeta, Pools, Resources
 from tests.reconciler.nodes import container, cpus, pod
 
@@ -55,7 +55,7 @@ def test_a_pods_batch_requests_follow_one_rule_for_each_container() -> None:
     )
     facts = snapshot_of(item, None)
     assert (facts.be_cpu_milli, facts.be_memory_bytes) == (2500, 4 << 30)
-    assert (cpu_request(facts), memory_request(facts)) == asked([item], 8000) == (2500, 4 << 30)
+    assert (cpu_request(facts), memory_request(facts)) == requested([item], 8000) == (2500, 4 << 30)
     old = replace(facts, be_cpu_milli=None, be_memory_bytes=None)
     assert (cpu_request(old), memory_request(old)) == (2000, 1 << 30)
     nothing = snapshot_of(pod("bare", container("main")), None)

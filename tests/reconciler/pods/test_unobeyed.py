@@ -1,4 +1,4 @@
-"""Marks that are known and not obeyed: named with what is nearest, never with their value, whatever that is."""
+"""Marks that are known and not obeyed: reported with the nearest setting, never with their value."""
 
 import json
 

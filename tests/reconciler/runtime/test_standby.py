@@ -1,4 +1,4 @@
-"""Waiting for the lock, and which process is asked for it: by the kernel's list, if the signal would not end it."""
+"""Waiting for the lock, and the request to its holder: found in the kernel's list, sent if it catches the signal."""
 
 import os
 import signal

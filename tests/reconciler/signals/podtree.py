@@ -1,4 +1,4 @@
-"""A node for readers of signals: groups as plain directories in a temporary one, pods, scenes, a clock by hand."""
+"""A node for readers of signals: groups as directories in a temporary one, pods, contexts, a clock of the test's."""
 
 import os
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Whose CPUs a network card's interrupts take, from trees as the kernel lays them out."""
+"""The CPUs that serve a network interface's interrupts, from trees as the kernel lays them out."""
 
 import logging
 from pathlib import Path

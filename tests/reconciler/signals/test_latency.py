@@ -1,4 +1,4 @@
-"""The reader of service latencies: each target its own pace, bad ones apart from good ones, ages, ends."""
+"""The reader of service latencies: each target has its interval, one that fails affects no other, samples age."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the NUMA nodes could give, from the kernel's own text."""
+"""Available memory of NUMA nodes, from the kernel's own text."""
 
 import logging
 import re

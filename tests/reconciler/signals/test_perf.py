@@ -1,4 +1,4 @@
-"""Cycles per instruction and cache misses of pods: who is counted when, what is reported, and what is released."""
+"""Cycles per instruction and cache misses of pods: which is counted when, what is reported, and what is released."""
 
 import errno
 import math

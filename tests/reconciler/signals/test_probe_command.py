@@ -1,4 +1,4 @@
-"""Programs that measure, run for real: good ones, and all the ways in which one can be bad."""
+"""Probes that are programs, which are run here: their results, and every way in which one can fail."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""The words of the probes' settings: what is taken, what is refused with its place, what is never shown."""
+"""The settings of probes: what is accepted, what is refused with its place, and what is never shown."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whose address a probe requests and what: selection, and the pod's own words in URLs and arguments."""
+"""The targets of probes: which pods are selected, and the pods' values in URLs and arguments."""
 
 import pytest
 from msgspec.structs import replace

@@ -1,4 +1,4 @@
-from reconciler.signals.resctrl import ResctrlSampler, ResctrlUsage, strain
+from reconciler.signals.resctrl import ResctrlSampler, ResctrlUsage, contention
 from resctrl.monitor import BandwidthRate, MonitorGroups
 from state.evidence import Sample
 from tests.fakes.resctrl_model import ResctrlModel
@@ -22,21 +22,21 @@ def sample(**groups: dict[int, float | None]) -> ResctrlUsage:
 
 def test_all_groups_together_are_the_domain_and_be_a_part_of_it() -> None:
     usage = sample(default={0: 12 * GIGA, 1: GIGA}, be={0: 4 * GIGA, 1: GIGA})
-    contention = strain(usage, {"be"}, bandwidth_mbps=20_000, online=1, misses={}, now=12.0)
-    assert contention.bandwidth == {0: 80.0, 1: 10.0}
-    assert contention.reclaimed == {0: 25.0, 1: 50.0}
-    assert (contention.age_s, contention.blind) == (2.0, False)
-    assert strain(usage, set(), bandwidth_mbps=20_000, online=1, misses={}, now=12.0).reclaimed == {}
+    measured = contention(usage, {"be"}, bandwidth_mbps=20_000, online=1, misses={}, now=12.0)
+    assert measured.bandwidth == {0: 80.0, 1: 10.0}
+    assert measured.reclaimed == {0: 25.0, 1: 50.0}
+    assert (measured.age_s, measured.blind) == (2.0, False)
+    assert contention(usage, set(), bandwidth_mbps=20_000, online=1, misses={}, now=12.0).reclaimed == {}
 
 
 def test_a_domain_with_an_unknown_group_is_unknown() -> None:
     partly = sample(default={0: None, 1: GIGA}, be={0: GIGA, 1: GIGA})
-    contention = strain(partly, {"be"}, bandwidth_mbps=20_000, online=1, misses={"web": Sample(3.0)}, now=10.0)
-    assert contention.bandwidth == {1: 10.0}
-    assert (contention.misses, contention.blind) == ({"web": Sample(3.0)}, True)
-    nothing = strain(sample(default={0: None}), set(), bandwidth_mbps=20_000, online=1, misses={}, now=10.0)
+    measured = contention(partly, {"be"}, bandwidth_mbps=20_000, online=1, misses={"web": Sample(3.0)}, now=10.0)
+    assert measured.bandwidth == {1: 10.0}
+    assert (measured.misses, measured.blind) == ({"web": Sample(3.0)}, True)
+    nothing = contention(sample(default={0: None}), set(), bandwidth_mbps=20_000, online=1, misses={}, now=10.0)
     assert nothing.bandwidth is None
-    assert strain(None, set(), bandwidth_mbps=1, online=0, misses={}, now=0.0).bandwidth is None
+    assert contention(None, set(), bandwidth_mbps=1, online=0, misses={}, now=0.0).bandwidth is None
 
 
 def test_a_young_monitoring_group_may_hold_the_last_tenants_lines() -> None:

@@ -1,4 +1,4 @@
-"""Signals of cache and bandwidth are what the actuator read last: as old as that, and unknown where it was."""
+"""Signals of cache and bandwidth are the actuator's last readings: as old as those, and unknown where those are."""
 
 from msgspec.structs import replace
 

@@ -1,4 +1,4 @@
-"""Groups directly below the root on the running kernel: read, written by the usual road, and restored."""
+"""Groups directly below the root on the running kernel: read, written as any setting is, and restored."""
 
 import os
 import subprocess

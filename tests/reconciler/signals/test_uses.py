@@ -1,4 +1,4 @@
-"""The memory of group use from one reading to the next."""
+"""What is remembered of a group's CPU use from one reading to the next."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Lists of pods as a kubelet answers them."""
+"""Lists of pods as a kubelet returns them."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Which process is the node's kubelet: made /proc trees for each rule, and real processes of this machine.
 
-The trees' programs lie below /run, because what is below /tmp is anybody's: by the rule itself it is never believed.
+The trees' programs are below /run, because every user can write below /tmp: by the rule itself none there is accepted.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The source of CPU changes: a made /sys whose online list changes, and a socket that speaks as the kernel does."""
+"""The source of CPU changes: a made /sys whose online list changes, and a socket with the kernel's messages."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""What the kubelet's list of pods is understood as; without requests."""
+"""How the kubelet's list of pods is read, whole or in part; without requests."""
 
 import json
 import random
