@@ -58,7 +58,7 @@ class PodChanges(Protocol):
 
 
 class MetadataClient(Protocol):
-    """A source that answers for one pod; `CriClient` is one."""
+    """A source that can be called for one pod; `CriClient` is one."""
 
     @property
     def connected(self) -> bool: ...

@@ -30,6 +30,7 @@ EXTENDED_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
 _MID: Final = "kubernetes.io/mid-"
 _SHOWN: Final = 32
 _PARTS: Final = frozenset("num")
+"""The suffixes of quantities that are parts of a unit: nano, micro and milli."""
 _FEW_NAMED: Final = 3
 """Containers that a message names."""
 

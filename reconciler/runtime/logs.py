@@ -276,6 +276,7 @@ class JsonFormatter(_Formatter):
 
     def lines(self, record: logging.LogRecord) -> str:
         text = ""
+        # With ever shorter values, until the line is one that journald does not cut.
         for longest in (_LONGEST, _LONGEST // 8, _LONGEST // 64):
             text = self._line(record, longest)
             if len(text) <= _LONGEST_LINE:

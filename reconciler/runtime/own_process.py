@@ -1,4 +1,4 @@
-"""The daemon's own share of the CPU: its loop's priority, its cgroup's weight, and who yields to its online tasks.
+"""The daemon's own share of the CPU: its loop's priority, its cgroup's weight, and the CPU time of its steps.
 
 The start is a second of work that needs none of them: priority and stints begin when the first pass is done, the weight
 at rest when every part has started.

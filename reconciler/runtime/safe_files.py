@@ -128,7 +128,8 @@ def _opened(path: str, rule: FileRule, root: str, *, socket: bool = False) -> It
     if not path.startswith("/") or "\0" in path:
         raise OSError(errno.EINVAL, "is not an absolute path", path)
     if root != "/":
-        # A copied node: owners prove nothing, as the files belong to the user who copied them.
+        # A copied node: owners prove nothing, as the files belong to the user who copied them. The operator's rule, and
+        # no name may lead out of the copy.
         number = os.open(_inside(path, root), _PATH)
     elif rule is FileRule.ROOT:
         number = walk(path, "/", socket=socket)
@@ -218,6 +219,7 @@ def replace_file(
     temporary = f"{path}.{os.getpid()}"
     try:
         old = os.stat(path, follow_symlinks=False) if keep_owner and os.path.lexists(path) else None
+        # A killed process of this number may have left one.
         with suppress(FileNotFoundError):
             os.unlink(temporary)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -116,37 +116,37 @@ class Stints(trio.abc.Instrument):
 
 @final
 class OncePerPass(trio.abc.Instrument):
-    """A question that several instruments ask in each pass of the loop, whose answer takes system calls: asked once.
+    """A condition that several instruments need in each pass of the loop, and that takes system calls: checked once.
 
-    Between two steps without a wait the answer of before the check for events is that of after it, too: only a few
-    microseconds lie between them. Before a wait no instrument asks.
+    Between two steps without a wait the result of before the check for events is that of after it, too: only a few
+    microseconds lie between them. Before a wait no instrument needs it.
     """
 
-    def __init__(self, ask: Callable[[], bool]) -> None:
-        self._ask = ask
+    def __init__(self, check: Callable[[], bool]) -> None:
+        self._check = check
         self._running = False
-        self._answer: bool | None = None
+        self._result: bool | None = None
 
     def start(self) -> None:
-        """Keep an answer for a pass from now on. Instruments that ask before a check for events come later."""
+        """Keep a result for a pass from now on. Instruments that need it before a check for events come later."""
         self._running = True
         trio.lowlevel.add_instrument(self)
 
     def stop(self) -> None:
         """Keep none. Errors: none, also if it was never started."""
         if self._running:
-            self._running, self._answer = False, None
+            self._running, self._result = False, None
             trio.lowlevel.remove_instrument(self)
 
     def __call__(self) -> bool:
-        answer = self._answer
-        if answer is None:
-            answer = self._ask()
-            self._answer = answer if self._running else None
-        return answer
+        result = self._result
+        if result is None:
+            result = self._check()
+            self._result = result if self._running else None
+        return result
 
     def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio calls it so
-        self._answer = None
+        self._result = None
 
 
 @final

@@ -53,7 +53,7 @@ class FileSystems(BaseReader):
         self._free_space = free_space
         # A thread each, so that a blocked file system does not hide the others.
         self._lanes = {name: BackgroundJob[FreeSpace](f"fs:{name}") for name in self._directories}
-        self._rooms: dict[str, FreeSpace] = {}
+        self._spaces: dict[str, FreeSpace] = {}
         self._started: dict[str, float] = {}
         self._failed: dict[str, str] = {}
 
@@ -73,28 +73,28 @@ class FileSystems(BaseReader):
                 partial(self._free_space, self._directories[name])
             ):
                 self._started[name] = at_s
-            room = self._rooms.get(name)
-            if room is not None:
-                _enter(sheet, f"fs:{name}", room, max(0.0, at_s - room.at_s))
+            space = self._spaces.get(name)
+            if space is not None:
+                _enter(sheet, f"fs:{name}", space, max(0.0, at_s - space.at_s))
 
     def _take(self, name: str, lane: BackgroundJob[FreeSpace]) -> None:
         path = self._directories[name]
         try:
-            room = lane.take()
+            space = lane.take()
         except OSError as exc:
-            self._rooms.pop(name, None)
+            self._spaces.pop(name, None)
             self._failed[name] = f"{name} ({path}): {exc.strerror}"
             return
-        if room is not None:
-            self._rooms[name] = room
+        if space is not None:
+            self._spaces[name] = space
             self._failed.pop(name, None)
         elif lane.busy_s() > _HANGS_S:
             self._failed[name] = f"{name} ({path}) no answer for {duration(lane.busy_s())}"
 
 
-def _enter(sheet: SampleSheet, subject: str, room: FreeSpace, age_s: float) -> None:
-    sheet.put(subject, "fs.size", room.size, age_s=age_s)
-    sheet.put(subject, "fs.available", room.available, age_s=age_s)
-    if room.inodes:
-        sheet.put(subject, "fs.inodes", room.inodes, age_s=age_s)
-        sheet.put(subject, "fs.inodes_free", room.inodes_free, age_s=age_s)
+def _enter(sheet: SampleSheet, subject: str, space: FreeSpace, age_s: float) -> None:
+    sheet.put(subject, "fs.size", space.size, age_s=age_s)
+    sheet.put(subject, "fs.available", space.available, age_s=age_s)
+    if space.inodes:
+        sheet.put(subject, "fs.inodes", space.inodes, age_s=age_s)
+        sheet.put(subject, "fs.inodes_free", space.inodes_free, age_s=age_s)

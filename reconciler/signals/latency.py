@@ -97,9 +97,9 @@ class LatencyReader(BaseReader):
             age_s = max(0.0, now - latency_state.at_s)
             if target is None or latency_state.measured.ms is None or age_s > _kept_s(target.probe):
                 continue
-            sure = latency_state.measured.confidence * (_TOGETHER if len(target.uids) > 1 else 1.0)
+            confidence = latency_state.measured.confidence * (_TOGETHER if len(target.uids) > 1 else 1.0)
             for uid in target.uids:
-                sheet.put(pod_subject(uid), SIGNAL, latency_state.measured.ms, age_s=age_s, confidence=sure)
+                sheet.put(pod_subject(uid), SIGNAL, latency_state.measured.ms, age_s=age_s, confidence=confidence)
 
     def problems(self) -> Mapping[str, str]:
         """See `Reader`: the first few targets that fail."""

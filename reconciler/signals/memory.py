@@ -173,6 +173,6 @@ def shortages(nodes: Mapping[int, ZoneNode], before: Mapping[int, MemoryShortage
     result: dict[int, MemoryShortage] = {}
     for number, node in sorted(nodes.items()):
         now = shortage(node)
-        held = before.get(number) is MemoryShortage.HARD and now is MemoryShortage.SOFT
-        result[number] = MemoryShortage.HARD if held else now
+        still_hard = before.get(number) is MemoryShortage.HARD and now is MemoryShortage.SOFT
+        result[number] = MemoryShortage.HARD if still_hard else now
     return result

@@ -211,11 +211,11 @@ class OnlineWait:
             listed[pod.uid] = pids
             most -= len(pids)
             self.processes += len(pids)
-        answers = self._by_process([pid for pids in listed.values() for pid in pids]) if self._socket else None
+        replies = self._by_process([pid for pids in listed.values() for pid in pids]) if self._socket else None
         for pod in pods:
             pids = listed[pod.uid]
-            if answers is not None:
-                pairs = [(pid, answers[pid]) for pid in pids if pid in answers]
+            if replies is not None:
+                pairs = [(pid, replies[pid]) for pid in pids if pid in replies]
             else:
                 pairs = [] if self._unified else self._by_thread(pids)
             if len(pairs) < len(pids):

@@ -171,16 +171,16 @@ class PerfReader(BaseReader):
             self._enter(sheet, key.uid, known, now)
 
     def _enter(self, sheet: SampleSheet, uid: str, known: _PerfResult, now: float) -> None:
-        values, sure = known.counts.values, known.counts.coverage
+        values, confidence = known.counts.values, known.counts.coverage
         done = values.get(self._instructions.name, 0.0)
         if done <= 0:
             return
         subject, age_s = pod_subject(uid), max(0.0, now - known.at_s)
-        sheet.put(subject, "cpi", values[self._cycles.name] / done, age_s=age_s, confidence=sure)
+        sheet.put(subject, "cpi", values[self._cycles.name] / done, age_s=age_s, confidence=confidence)
         misses = values.get(self._misses.name)
         if misses is not None:
             rate = 1000.0 * misses / done
-            sheet.put(subject, "llc.misses", rate, age_s=age_s, confidence=sure * self._exact)
+            sheet.put(subject, "llc.misses", rate, age_s=age_s, confidence=confidence * self._exact)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Open and close windows as they are due, until cancelled; then give all descriptors back."""

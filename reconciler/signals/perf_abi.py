@@ -118,7 +118,8 @@ def attributes(event: PerfEvent, *, leader: bool) -> bytes:
 
 
 def length(events: Sequence[PerfEvent]) -> int:
-    """How many bytes a group of these answers."""
+    """How many bytes a group of these returns."""
+    # Their number, and the times enabled and running, come first.
     return 8 * (3 + len(events))
 
 

@@ -27,14 +27,14 @@ SIGNALS: Final = ("cpu.use", "cpu.throttled", "cpu.throttled_milli")
 class Throttling(NamedTuple):
     """What quotas kept from a pod since the pass before: CPU time of all its groups together, in nanoseconds.
 
-    One group's throttled time is summed over CPUs, so it may exceed the interval. ``sure`` False: a group could not
+    One group's throttled time is summed over CPUs, so it may exceed the interval. ``complete`` False: a group could not
     be read, so there may be more.
     """
 
     interval_s: float
     own_ns: int
     above_ns: int
-    sure: bool = True
+    complete: bool = True
 
     @property
     def cpus(self) -> float:
@@ -103,13 +103,13 @@ class PodCpu(BaseReader):
             stat = self._stat(pod.group.path)
             cpu_ns = self._cpuacct_ns(pod.group.path) if self._usage_v1 else stat.cpu_ns if stat is not None else None
             grew = self._use.grown(pod.group.inode or pod.group.path, at_s, (cpu_ns,))
-            share, own_ns, sure = self._own(pod, at_s, stat)
+            share, own_ns, complete = self._own(pod, at_s, stat)
             if grew is not None:
                 rate = grew.rate(0)
                 values = {"cpu.use": None if rate is None else rate / 1e6}
                 if self._groups is not None:
-                    throttling[uid] = Throttling(grew.interval_s, own_ns, above[pod.qos], sure)
-                    if sure:
+                    throttling[uid] = Throttling(grew.interval_s, own_ns, above[pod.qos], complete)
+                    if complete:
                         values["cpu.throttled"] = share
                         values["cpu.throttled_milli"] = own_ns / grew.interval_s / 1e6
                 sheet.enter(subject, values)
@@ -151,14 +151,14 @@ class PodCpu(BaseReader):
 
         ``stat``: of the pod's own directory, read at ``at_s``.
         """
-        share, own_ns, sure = 0.0, 0, stat is not None
+        share, own_ns, complete = 0.0, 0, stat is not None
         readings = [(pod.group, at_s, stat)]
         # The runtime gives a sandbox no quota.
         groups = [container.group for container in pod.workload]
         readings += [(group, self._clock(), self._stat(group.path)) for group in groups]
         for group, read_s, item in readings:
             if item is None:
-                sure = False
+                complete = False
                 continue
             grew = self._quota.grown(group.inode or group.path, read_s, (item.periods, item.hit, item.throttled_ns))
             if grew is None:
@@ -167,4 +167,4 @@ class PodCpu(BaseReader):
             if periods and hit is not None:
                 share = max(share, min(100.0, 100.0 * hit / periods))
             own_ns += waited_ns or 0
-        return share, own_ns, sure
+        return share, own_ns, complete

@@ -68,7 +68,7 @@ class PodNuma(BaseReader):
         hierarchy = shared.means.hierarchy
         self._places = GroupDirectories(hierarchy, "memory")
         self._version = hierarchy.version("memory")
-        self._held: dict[str, tuple[float, dict[int, int]]] = {}
+        self._last: dict[str, tuple[float, dict[int, int]]] = {}
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         if self._version is None:
@@ -76,16 +76,16 @@ class PodNuma(BaseReader):
         if self._problems:
             return
         slices = TimeSlice()
-        before, self._held = self._held, {}
+        before, self._last = self._last, {}
         for uid, pod in scene.view.pods.items():
-            held = before.get(uid)
-            if held is None or now - held[0] >= _EVERY_S:
-                held = self._read(pod.group.path)
+            last = before.get(uid)
+            if last is None or now - last[0] >= _EVERY_S:
+                last = self._read(pod.group.path)
                 await slices.checkpoint()
-            if held is None:
+            if last is None:
                 continue
-            self._held[uid] = held
-            at_s, by_node = held
+            self._last[uid] = last
+            at_s, by_node = last
             if len(by_node) > 1:
                 for node, size in by_node.items():
                     sheet.put(pod_at(uid, f"numa:{node}"), "memory.numa_rss", size, age_s=max(0.0, now - at_s))

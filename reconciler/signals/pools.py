@@ -91,8 +91,10 @@ class PoolReader(BaseReader):
             self._enter_use(scene, sheet, subject, cpus)
             pods = members.get(name, [])
             if not wanted.isdisjoint(_WAITING):
-                near = [uid for other, uids in members.items() if by_name.get(other, CpuSet()) & cpus for uid in uids]
-                self._enter_waiting(sheet, subject, cpus, pods, near)
+                neighbours = [
+                    uid for other, uids in members.items() if by_name.get(other, CpuSet()) & cpus for uid in uids
+                ]
+                self._enter_waiting(sheet, subject, cpus, pods, neighbours)
             memory = [use for uid in pods if (use := sheet.get(pod_subject(uid), "memory.use")) is not None]
             # Of all of its pods, or of none: a part of the sum would look like little memory.
             if memory and len(memory) == len(pods):
@@ -131,15 +133,15 @@ class PoolReader(BaseReader):
         self._cpus = loads
 
     def _enter_waiting(
-        self, sheet: SampleSheet, subject: str, cpus: CpuSet, pods: Collection[str], near: Collection[str]
+        self, sheet: SampleSheet, subject: str, cpus: CpuSet, pods: Collection[str], neighbours: Collection[str]
     ) -> None:
-        """``near``: the pods that may run on these CPUs."""
+        """``neighbours``: the pods that may run on these CPUs."""
         known = [self._cpus[cpu] for cpu in cpus if cpu in self._cpus]
         if known and len(known) == len(cpus):
             # Throttled tasks count as waiting on these CPUs, whatever the pool of their pod.
-            own = sum(sheet.get(pod_subject(uid), "cpu.wait_own") or 0.0 for uid in near)
+            own = sum(sheet.get(pod_subject(uid), "cpu.wait_own") or 0.0 for uid in neighbours)
             run = sum(load.run_milli for load in known)
-            wait, sure = max(0.0, sum(load.wait_milli for load in known) - own), 1.0
+            wait, confidence = max(0.0, sum(load.wait_milli for load in known) - own), 1.0
         else:
             parts = [
                 (use, waited)
@@ -150,12 +152,12 @@ class PoolReader(BaseReader):
             if not parts:
                 return
             run, wait = (sum(column) for column in zip(*parts, strict=True))
-            sure = _PROXY * len(parts) / len(pods)
+            confidence = _PROXY * len(parts) / len(pods)
         age_s = 0.0 if self._read_at is None else max(0.0, self._clock() - self._read_at) if known else 0.0
         busy = run + wait
-        sheet.put(subject, "load.runnable", busy / 1000, age_s=age_s, confidence=sure)
-        sheet.put(subject, "cpu.wait_milli", wait, age_s=age_s, confidence=sure)
-        sheet.put(subject, "cpu.wait", 100.0 * wait / busy if busy else 0.0, age_s=age_s, confidence=sure)
+        sheet.put(subject, "load.runnable", busy / 1000, age_s=age_s, confidence=confidence)
+        sheet.put(subject, "cpu.wait_milli", wait, age_s=age_s, confidence=confidence)
+        sheet.put(subject, "cpu.wait", 100.0 * wait / busy if busy else 0.0, age_s=age_s, confidence=confidence)
 
 
 def _members(scene: SampleContext, pools: Pools) -> dict[str, list[str]]:

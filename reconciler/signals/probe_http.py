@@ -42,9 +42,9 @@ class HttpProbeClient:
 
     async def read(self, headers: Mapping[str, str], take: Take) -> None:
         """One request; ``take`` gets the answer's body as it arrives. Errors: `SourceError`, and those of ``take``."""
-        answer = await self._session.stream("GET", self._path, take, self._headers(headers), shown=self._shown)
-        if not answer.ok:
-            raise self.refused(answer)
+        response = await self._session.stream("GET", self._path, take, self._headers(headers), shown=self._shown)
+        if not response.ok:
+            raise self.refused(response)
 
     def _headers(self, headers: Mapping[str, str]) -> dict[str, str]:
         try:
@@ -53,9 +53,9 @@ class HttpProbeClient:
             raise SourceError(self._title, str(exc)) from exc
         return {"Accept": "*/*", **headers, **self._config.headers, **secret}
 
-    def refused(self, answer: HttpResponse) -> SourceError:
-        message = f" {answer.excerpt}" if answer.excerpt else ""
-        return SourceError(self._title, f"{self.url}: HTTP {answer.status}{message}")
+    def refused(self, response: HttpResponse) -> SourceError:
+        message = f" {response.excerpt}" if response.excerpt else ""
+        return SourceError(self._title, f"{self.url}: HTTP {response.status}{message}")
 
     def wrong(self, exc: ValueError) -> SourceError:
         return SourceError(self._title, f"{self.url}: {exc}")
@@ -79,25 +79,25 @@ class HttpSource:
         if self._config.measure == "value":
             return await self._value()
         try:
-            answer = await self._client.get({"Connection": "close"} if self._config.connect else {}, most=200)
+            response = await self._client.get({"Connection": "close"} if self._config.connect else {}, most=200)
         except SourceError as exc:
             if self._config.count_late and isinstance(exc.__cause__, trio.TooSlowError):
                 return ProbeResult(self._probe.timeout_s * 1e3, _LATE)
             raise
-        if not self._config.counts(answer.status):
-            raise self._client.refused(answer)
-        seconds = answer.seconds + (answer.connect_s if self._config.connect else 0.0)
+        if not self._config.counts(response.status):
+            raise self._client.refused(response)
+        seconds = response.seconds + (response.connect_s if self._config.connect else 0.0)
         return ProbeResult(seconds * 1e3)
 
     async def _value(self) -> ProbeResult:
         accept = "application/json" if self._config.field is not None else "text/plain, */*"
-        answer = await self._client.get({"Accept": accept}, most=_MOST_VALUE)
-        if not self._config.counts(answer.status):
-            raise self._client.refused(answer)
+        response = await self._client.get({"Accept": accept}, most=_MOST_VALUE)
+        if not self._config.counts(response.status):
+            raise self._client.refused(response)
         try:
-            if len(answer.body) >= _MOST_VALUE:
+            if len(response.body) >= _MOST_VALUE:
                 raise ValueError(f"the answer is larger than {size(_MOST_VALUE)}")  # noqa: TRY301
-            return ProbeResult(number_in(answer.body, self._config.field) * self._probe.factor)
+            return ProbeResult(number_in(response.body, self._config.field) * self._probe.factor)
         except ValueError as exc:
             raise self._client.wrong(exc) from exc
 

@@ -29,7 +29,7 @@ _MOST: Final = 16 << 20
 _ACCEPT: Final = "text/plain;version=0.0.4;q=1,*/*;q=0.1"
 _STEP: Final = 4 * 1024
 """Bytes of a text between two reads of the clock."""
-_LEAST_SURE: Final = 0.1
+_LEAST_CONFIDENCE: Final = 0.1
 _BEYOND: Final = 0.5
 """Confidence of a quantile beyond the last finite bucket: it is at least that bound."""
 
@@ -130,7 +130,7 @@ class PrometheusSource:
         if hist is None:
             raise ValueError(f'{self._config.select} has no bucket le="+Inf", or no other')
         value = quantile(hist, self._config.quantile)
-        return ProbeResult(None) if value is None else ProbeResult(value * self._factor, self._sure(hist))
+        return ProbeResult(None) if value is None else ProbeResult(value * self._factor, self._confidence(hist))
 
     def _since(self, now: dict[Labels, dict[float, float]]) -> dict[float, float] | None:
         """What the counters of all series grew by since the last scrape; None at the first."""
@@ -143,12 +143,12 @@ class PrometheusSource:
                 total[bound] = total.get(bound, 0.0) + count
         return total
 
-    def _sure(self, hist: BucketHistogram) -> float:
+    def _confidence(self, hist: BucketHistogram) -> float:
         """Confidence: a high quantile of few requests is the slowest of them, and predicts little."""
         q = self._config.quantile
         slower = hist.total * (1.0 - q) if q < 1 else hist.total
-        sure = max(_LEAST_SURE, min(1.0, slower))
-        return sure * _BEYOND if q * hist.total > hist.counts[-2] else sure
+        confidence = max(_LEAST_CONFIDENCE, min(1.0, slower))
+        return confidence * _BEYOND if q * hist.total > hist.counts[-2] else confidence
 
 
 def _key(labels: Mapping[str, str], but: str = "") -> Labels:

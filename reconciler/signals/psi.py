@@ -164,8 +164,8 @@ class Psi(BaseReader):
             # Reading takes time, too: a little more than all is all.
             percent = min(100.0, stalled_us / per_percent)
             if percent and signal.startswith(_OF_CPU):
-                value, sure = self._without_quota(pod.uid, percent)
-                sheet.put(subject, signal, value, confidence=sure)
+                value, confidence = self._without_quota(pod.uid, percent)
+                sheet.put(subject, signal, value, confidence=confidence)
             else:
                 values[signal] = percent
         sheet.enter(subject, values)
@@ -197,6 +197,7 @@ class Psi(BaseReader):
         """Where this pod's files are; searched again when its groups change, and at intervals."""
         known = self._located.get(pod.uid)
         if known is not None and now < known.again_at and (known.pod is pod or same_groups(known.pod, pod)):
+            # A private group is filled in its own time: it may be ready by now.
             if known.directory is None and self._private is not None:
                 return known._replace(directory=self._private.directory(pod.uid))
             return known

@@ -50,7 +50,7 @@ class SampleSheet:
         self.samples: dict[str, dict[str, Sample]] = {}
 
     def put(self, subject: str, signal: str, value: float, *, age_s: float = 0.0, confidence: float = 1.0) -> None:
-        """Enter one. Of two that measure the same, the surer one remains."""
+        """Enter one. Of two of the same signal, the one with more confidence remains."""
         samples = self.samples.setdefault(subject, {})
         known = samples.get(signal)
         if known is None or confidence > known.confidence:

@@ -1,8 +1,7 @@
 """The readers in use: built from the table when a signal of theirs is wanted, and metered.
 
 `reconciler.signals.catalog` has the table. Modules are imported where their readers are built: a signal that is not
-wanted costs neither time nor memory. A reader whose measuring takes its own
-time has a task as long as it is in use.
+wanted costs neither time nor memory. A reader whose measuring takes its own time has a task as long as it is in use.
 """
 
 import time
@@ -19,7 +18,7 @@ from reconciler.signals.readers import Reader, ReaderContext, SampleContext, Sam
 
 @final
 class ReaderTasks:
-    """Begins and ends them in a nursery of the observer's. An error in one ends the observer, as in any reader."""
+    """Starts and ends readers' tasks in the monitor's nursery. An error in one ends the monitor, as in any reader."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
@@ -68,15 +67,15 @@ def _stepwise(work: Awaitable[T], meter: "MeteredReader") -> Generator[Any, Any,
         finally:
             meter.cpu_s += time.thread_time() - began
         try:
-            answer = yield trap
+            value = yield trap
         except BaseException as exc:  # noqa: BLE001  # handed on into the work, whatever it is
             step = _thrower(steps, exc)
         else:
-            step = _sender(steps, answer)
+            step = _sender(steps, value)
 
 
-def _sender(steps: Generator[Any, Any, T], answer: Any) -> Callable[[], Any]:
-    return lambda: steps.send(answer)
+def _sender(steps: Generator[Any, Any, T], value: Any) -> Callable[[], Any]:
+    return lambda: steps.send(value)
 
 
 def _thrower(steps: Generator[Any, Any, T], exc: BaseException) -> Callable[[], Any]:

@@ -295,11 +295,11 @@ class _ProcessWaits:
         for begin in range(0, len(pids), _BATCH):
             batch = pids[begin : begin + _BATCH]
             try:
-                answers = self._socket.query(batch)
+                replies = self._socket.query(batch)
             except (OSError, ValueError):
                 self.close()
                 return None
-            for pid, delays in answers.items():
+            for pid, delays in replies.items():
                 known[pid] = (now, delays.run_ns, delays.wait_ns)
                 last = before.get(pid)
                 if last is None or now - last[0] < _SHORTEST_S or delays.wait_ns < last[2]:

@@ -68,7 +68,7 @@ class PodWait(NamedTuple):
     switches: int
 
     @property
-    def sure(self) -> float:
+    def confidence(self) -> float:
         """The share of the waiting that no quota explains."""
         return max(_LEAST, 1.0 - self.own_ns / self.wait_ns) if self.own_ns else 1.0
 
@@ -171,11 +171,11 @@ class RunQueue(BaseReader):
                     sums[uid] = item
             return sums
         wanted = [pid for own in pids.values() for pid in own]
-        answers: dict[int, Delays] = {}
+        replies: dict[int, Delays] = {}
         try:
             # How many processes a pod or a host workload has is its own choice.
             for begin in range(0, len(wanted), _QUERIED):
-                answers.update(self._socket.query(wanted[begin : begin + _QUERIED]))
+                replies.update(self._socket.query(wanted[begin : begin + _QUERIED]))
                 await slices.checkpoint()
         except (OSError, ValueError) as exc:
             # Its rights were removed, or memory is short; the next pass decides again.
@@ -184,7 +184,7 @@ class RunQueue(BaseReader):
             return sums
         for uid, own in pids.items():
             if own:
-                pairs = [(pid, answers[pid]) for pid in own if pid in answers]
+                pairs = [(pid, replies[pid]) for pid in own if pid in replies]
                 sums[uid] = self._sum(pairs, at_s, complete=len(pairs) == len(own))
         return sums
 
@@ -232,7 +232,7 @@ class RunQueue(BaseReader):
     def _enter(self, sheet: SampleSheet, uid: str, waited: PodWait) -> None:
         subject = f"pod:{uid}"
         wait_ns = waited.wait_ns - waited.own_ns
-        sure = waited.sure * self._coverage(sheet, subject, waited) if waited.switches else _QUIET
+        confidence = waited.confidence * self._coverage(sheet, subject, waited) if waited.switches else _QUIET
         busy = waited.run_ns + wait_ns
         per_ms = 1e6 * waited.interval_s
         values = {
@@ -240,7 +240,7 @@ class RunQueue(BaseReader):
             "cpu.wait_milli": wait_ns / per_ms,
             "cpu.delay": wait_ns / 1e3 / max(1, waited.switches),
         }
-        sheet.enter(subject, values, sure)
+        sheet.enter(subject, values, confidence)
         sheet.put(subject, "cpu.wait_own", waited.own_ns / per_ms, confidence=_ESTIMATE if waited.own_ns else 1.0)
 
     def _coverage(self, sheet: SampleSheet, subject: str, waited: PodWait) -> float:

@@ -86,6 +86,7 @@ class Taskstats:
             length, kind = _ATTR.unpack_from(answer, at)
             if kind == _FAMILY_ID:
                 return int(struct.unpack_from("=H", answer, at + _ATTR.size)[0])
+            # Attributes are aligned to four bytes. Never less than one's header: a length of 0 would not end.
             at += max(_ATTR.size, length + 3 & ~3)
         raise ValueError("no family id in the kernel's answer")
 

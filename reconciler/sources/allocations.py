@@ -40,7 +40,7 @@ class _PartialAllocation(NamedTuple):
 
 @final
 class Allocations:
-    """Keeps the last good reading and what is held beyond it. Times are monotonic seconds."""
+    """Keeps the last good reading, and the CPUs of running pods that it leaves out. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._good: CpuManagerState | None = None
@@ -57,7 +57,7 @@ class Allocations:
 
     @property
     def recheck_at(self) -> float | None:
-        """When `view` may answer otherwise without any event; None: never. As of the last `read` or `view`."""
+        """When the result of `view` may change without any event; None: never. As of the last `read` or `view`."""
         return self._recheck_at
 
     def restarted(self, now: float) -> None:
@@ -91,9 +91,9 @@ class Allocations:
         reasserts_s: float | None = None,
         listed: Collection[str] | None = None,
     ) -> KubeletView:
-        """The allocations to go by now. ``pods``: those with a cgroup, None while that is not known.
+        """The allocations in force now. ``pods``: those with a cgroup, None while that is not known.
 
-        ``listed``: the uids in the kubelet's own list, None while it does not answer.
+        ``listed``: the uids in the kubelet's own list, None while it does not respond.
         """
         self._promote(now)
         self._release(pods, now)

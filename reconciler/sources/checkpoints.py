@@ -124,11 +124,11 @@ class CheckpointSource:
         strict_reserved: bool = False,
         listed: Collection[str] | None = None,
     ) -> KubeletView:
-        """What to go by now; ``pods`` are those with a cgroup, None while that is not known.
+        """The allocations in force now; ``pods`` are those with a cgroup, None while that is not known.
 
-        ``listed``: the uids in the kubelet's own list, None while it does not answer.
+        ``listed``: the uids in the kubelet's own list, None while it does not respond.
 
-        When the answer changes by time only, ``node`` is marked then (while `run` runs).
+        When the result changes by time only, ``node`` is marked then (while `run` runs).
         """
         now = self._clock()
         kubelet_view = self.allocations.view(
@@ -186,16 +186,16 @@ class CheckpointSource:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch until cancelled. Started when the directory is watched as far as it exists, and was read after that."""
         with DirWatcher[str](_NAME) as watcher:
-            # The tokens: "" on the way to a directory, else the directory itself.
-            ways = [AncestorWatch(watcher, self._base, path, "") for path in (self._directory, self._plugins)]
-            self._watch(watcher, ways)
+            # The tokens: "" for the directories above, else the directory itself.
+            watches = [AncestorWatch(watcher, self._base, path, "") for path in (self._directory, self._plugins)]
+            self._watch(watcher, watches)
             self.read_all()
             task_status.started()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._mark_when_due)
-                await self._follow(watcher, ways)
+                await self._follow(watcher, watches)
 
-    async def _follow(self, watcher: DirWatcher[str], ways: Sequence[AncestorWatch[str]]) -> None:
+    async def _follow(self, watcher: DirWatcher[str], watches: Sequence[AncestorWatch[str]]) -> None:
         deadline = trio.current_time() + _RESYNC_S
         wait_s = _RETRY_S
         restarted, counts_from, pace = False, -math.inf, PacedWork()
@@ -208,12 +208,13 @@ class CheckpointSource:
             else:
                 wait_s = _RETRY_S
             if restarted:
+                # A start that followed another one too soon is reported then.
                 deadline = min(deadline, counts_from)
             with trio.move_on_at(deadline):
                 batch = await watcher.next_batch()
             # A pod of a device plug-in can make files there as often as it likes.
             with pace.measured():
-                appeared = self._read_changed(watcher, ways, batch)
+                appeared = self._read_changed(watcher, watches, batch)
             restarted = restarted or appeared
             if not batch:
                 deadline = trio.current_time() + _RESYNC_S
@@ -224,7 +225,7 @@ class CheckpointSource:
             await pace.rest()
 
     def _read_changed(
-        self, watcher: DirWatcher[str], ways: Sequence[AncestorWatch[str]], batch: Sequence[DirEvent[str]]
+        self, watcher: DirWatcher[str], watches: Sequence[AncestorWatch[str]], batch: Sequence[DirEvent[str]]
     ) -> bool:
         """Read what changed, everything when there was no event; whether a kubelet has started."""
         # A deleted one is read, too, to say so: operators delete it to change the policy.
@@ -233,13 +234,13 @@ class CheckpointSource:
         restarted = any(event.name == _SOCKET and event.mask & APPEARED for event in batch)
         lost = not batch or any(event.overflow or event.rescan or event.ended for event in batch)
         for event in batch:
-            for way in ways:
-                if way.leads_on(event):
+            for ancestors in watches:
+                if ancestors.leads_on(event):
                     if event.mask & VANISHED:
-                        way.cut(event)
+                        ancestors.cut(event)
                     lost = True
         if lost:
-            self._watch(watcher, ways)
+            self._watch(watcher, watches)
             changed |= _FILES
             # A start whose event was lost.
             socket = self._find_socket()
@@ -256,11 +257,11 @@ class CheckpointSource:
         items = (self.cpus, self.memory, self.devices, *self.resizes.values())
         return any(isinstance(item, CheckpointError) and item.fault is CheckpointFault.UNREADABLE for item in items)
 
-    def _watch(self, watcher: DirWatcher[str], ways: Sequence[AncestorWatch[str]]) -> None:
-        """Watch what exists of both directories and of the ways to them. They may be the same, or one in the other."""
-        for way in ways:
-            if way.extend():
-                watcher.add(way.target, CHILDREN, way.target)
+    def _watch(self, watcher: DirWatcher[str], watches: Sequence[AncestorWatch[str]]) -> None:
+        """Watch what exists of both directories and of those above. They may be the same, or one in the other."""
+        for ancestors in watches:
+            if ancestors.extend():
+                watcher.add(ancestors.target, CHILDREN, ancestors.target)
 
     async def _mark_when_due(self) -> None:
         """Mark the node when a waiting time of the allocations is over: no event does."""

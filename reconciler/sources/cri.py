@@ -114,7 +114,7 @@ class _Items(Generic[T]):
 
 
 class RuntimeVersion(Struct, frozen=True, kw_only=True):
-    """Which runtime answers: ``containerd`` ``1.6.20`` over ``v1``."""
+    """The runtime behind the socket: ``containerd`` ``1.6.20`` over ``v1``."""
 
     name: str
     version: str

@@ -229,8 +229,8 @@ class _Search:
             link = os.readlink(f"{directory}/exe")
             if (self._executable not in {None, link}) or (row := INSIDE.get(link.rpartition("/")[2])) is None:
                 return None
-            title = _split_title(_read(f"{directory}/cmdline", _HEAD))
-            if os.stat(directory).st_uid != 0 or not _has_command(row, title):
+            root_owns = os.stat(directory).st_uid == 0
+            if not root_owns or not _has_command(row, _split_title(_read(f"{directory}/cmdline", _HEAD))):
                 return None
         except OSError:
             return None

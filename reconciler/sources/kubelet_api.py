@@ -34,9 +34,9 @@ _LOG: Final = get_log("kubelet_api")
 
 
 def decode_pods(body: bytes, marks: MarkReader) -> tuple[tuple[PodMeta, ...], tuple[str, ...]]:
-    """The pods of one answer, and a message for each of which nothing could be used; the others hold.
+    """The pods of one response, and a message for each of which nothing could be used; the others count.
 
-    Errors: `ValueError` when the answer as a whole is not a pod list (cut off, an error page, another kind).
+    Errors: `ValueError` when the response as a whole is not a pod list (cut off, an error page, another kind).
     """
     reader = PodListReader(NAME, marks)
     for chunk in chunks(body):
@@ -101,7 +101,7 @@ class KubeletPods:
 
     @property
     def listed(self) -> frozenset[str] | None:
-        """The uids of the last complete list that was not empty; None while the kubelet does not answer."""
+        """The uids of the last complete list that was not empty; None while the kubelet does not respond."""
         return self._listed if self._ok and self._listed else None
 
     @property
@@ -202,7 +202,7 @@ class KubeletPods:
         return error
 
     def _take(self, reader: PodListReader, *, whole: bool) -> None:
-        """Bring in what was read; the pods before a failure hold, and none is forgotten for it."""
+        """Take over what was read: pods read before a failure count, and none is removed because of it."""
         metas = {pod.uid: pod for pod in map(self._joined, reader.pods)}
         changed = frozenset(uid for uid, pod in metas.items() if self._known.get(uid) is not pod)
         if whole:

@@ -218,8 +218,8 @@ def _merged(own: Mapping[str, str], extra: list[str]) -> tuple[str, ...]:
         flag = name.rstrip("+-")
         before = values.get(flag, [])
         value = value if equals else "true"
-        mine = [left[flag]] if flag in left and name != flag else []
-        values[flag] = [value, *mine, *before] if name.endswith("-") else [*mine, *before, value]
+        own_value = [left[flag]] if flag in left and name != flag else []
+        values[flag] = [value, *own_value, *before] if name.endswith("-") else [*own_value, *before, value]
         left.pop(flag, None)
     values |= {name: [value] for name, value in left.items()}
     return tuple(f"--{name}={value}" for name, items in values.items() for value in items)
@@ -274,6 +274,7 @@ def _unit_arguments(
             return ()
         names = [os.path.basename(word) for word in words]
         start = next((index for index, name in enumerate(names) if name in program.programs), None)
+        # The command (server, agent) is that of the process, or the line starts something else.
         if start is None or tuple(words[start + 1 : start + 2]) != command:
             continue
         return tuple(_without_variables(words[start + 2 :], unit, reading))
@@ -332,6 +333,7 @@ def _environment(unit: str, reading: _ProgramFiles) -> dict[str, str]:
     words = [value for text in texts for value in _assignments(text, "Service", "Environment")]
     for text in texts:
         for value in _assignments(text, "Service", "EnvironmentFile"):
+            # A ``-``: the file need not exist. ``%N``: the unit's name without its type.
             path = value.removeprefix("-").replace("%N", unit.rpartition(".")[0])
             words += (reading.text(path) or "").splitlines() if path.startswith("/") else []
     for word in words:
@@ -388,6 +390,7 @@ def _args_file(program: KubeletProgram, words: tuple[str, ...], _unit: str, read
         if not reading.unread:
             reading.unreadable(f"{path[:_SHOWN]} does not exist")
         return reading.result(())
+    # The file is ``$SNAP_DATA/args/kubelet``.
     data = os.path.dirname(os.path.dirname(path))
     variables = {"SNAP_DATA": data, "SNAP_COMMON": f"{os.path.dirname(data)}/common"}
     arguments: list[str] = []

@@ -83,7 +83,7 @@ def changes_between(before: KubeletConfig, after: KubeletConfig) -> tuple[Kubele
 
 @final
 class KubeletWatch:
-    """Reads the kubelet's configuration again, and calls ``changed`` with the values to go by.
+    """Reads the kubelet's configuration again, and calls ``changed`` with the values in force.
 
     ``read`` reads it as at the start (in a thread). ``restarted`` is called once for each new process, at once.
     ``pidfd``: whether the pid is one of this machine's processes, and not a file of a copied node.
@@ -136,17 +136,17 @@ class KubeletWatch:
         task_status.started()
         absent_s = _FIRST_POLL_S
         while True:
-            found = await in_worker(self._read)
-            settling_s = self._take(found, trio.current_time())
+            reading = await in_worker(self._read)
+            settling_s = self._take(reading, trio.current_time())
             if settling_s is not None:
                 wait_s = settling_s
-            elif found.pid is not None:
+            elif reading.pid is not None:
                 wait_s, absent_s = self._poll_s, _FIRST_POLL_S
             else:
                 wait_s, absent_s = absent_s, min(2 * absent_s, self._poll_s)
             async with trio.open_nursery() as nursery:
-                if found.pid is not None and self._pidfd:
-                    nursery.start_soon(self._wait_for_end, found.pid)
+                if reading.pid is not None and self._pidfd:
+                    nursery.start_soon(self._wait_for_end, reading.pid)
                 await self._wake.wait(wait_s)
                 nursery.cancel_scope.cancel(reason="the kubelet is read again")
 
@@ -163,69 +163,69 @@ class KubeletWatch:
             os.close(number)
         self._wake.set()
 
-    def _take(self, found: KubeletConfig, now: float) -> float | None:
+    def _take(self, reading: KubeletConfig, now: float) -> float | None:
         """Take one reading; the seconds after which another one decides, None when none is needed."""
-        process = _process(found)
+        process = _process(reading)
         if process is None and self._process is not None:
             # It has stopped, or is not verified: its pods still run under the values of the last one.
-            self._note(found)
+            self._note(reading)
             return None
         if process is not None and process != self._process:
             first, self._process, self._seen_at = self._process is None, process, now
-            _LOG.info("kubelet started", pid=found.pid)
+            _LOG.info("kubelet started", pid=reading.pid)
             self._restarted()
             # The first process counts at once, a later one when it has run for a while.
             if not first:
-                self._note(found)
+                self._note(reading)
                 return self._settle_s
         # A file that cannot be read (torn, being replaced) changes nothing: the last good values remain.
-        if found.unread and (process == self._adopted or not self.current.unread):
-            self._note(found)
+        if reading.unread and (process == self._adopted or not self.current.unread):
+            self._note(reading)
             return self._settle_s
         if process is None:
-            return self._take_file(found)
+            return self._take_file(reading)
         if process == self._adopted and not self.current.unread:
-            self._note(found)
-            self._note_pending(found)
+            self._note(reading)
+            self._note_pending(reading)
             return None
         left_s = self._seen_at + self._settle_s - now
         if self._adopted is not None and left_s > 0:
             return left_s
-        self._adopt(found)
+        self._adopt(reading)
         return None
 
-    def _take_file(self, found: KubeletConfig) -> float | None:
+    def _take_file(self, reading: KubeletConfig) -> float | None:
         """No process was ever seen: the file counts, when two readings agree (it may be half written)."""
-        if not changes_between(self.current, found):
-            self.current, self._same = found, None
-        elif self._same is not None and not changes_between(self._same, found):
-            self._adopt(found)
+        if not changes_between(self.current, reading):
+            self.current, self._same = reading, None
+        elif self._same is not None and not changes_between(self._same, reading):
+            self._adopt(reading)
         else:
-            self._same = found
+            self._same = reading
             return _FIRST_POLL_S
         return None
 
-    def _adopt(self, found: KubeletConfig) -> None:
-        changes = changes_between(self.current, found)
-        self._note(found)
-        self.current, self.pending, self._same = found, (), None
+    def _adopt(self, reading: KubeletConfig) -> None:
+        changes = changes_between(self.current, reading)
+        self._note(reading)
+        self.current, self.pending, self._same = reading, (), None
         self._adopted = self._process
         for change in changes:
             _LOG.info("kubelet setting changed", setting=change.field, before=change.before, after=change.after)
-        self._changed(found, changes)
+        self._changed(reading, changes)
 
-    def _note_pending(self, found: KubeletConfig) -> None:
-        pending = changes_between(self.current, found)
+    def _note_pending(self, reading: KubeletConfig) -> None:
+        pending = changes_between(self.current, reading)
         if pending and pending != self.pending:
             _LOG.info("kubelet configuration changed; in effect when the kubelet restarts", changes=_joined(pending))
         self.pending = pending
 
-    def _note(self, found: KubeletConfig) -> None:
+    def _note(self, reading: KubeletConfig) -> None:
         """Take over which process it is and what is wrong, and log what is new of that; not the values."""
-        for problem in found.problems:
+        for problem in reading.problems:
             if problem not in self.current.problems:
                 _LOG.warning(problem)
-        self.current = replace(self.current, pid=found.pid, started=found.started, problems=found.problems)
+        self.current = replace(self.current, pid=reading.pid, started=reading.started, problems=reading.problems)
 
 
 def _process(config: KubeletConfig) -> tuple[int, int] | None:

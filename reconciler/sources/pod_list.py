@@ -385,7 +385,7 @@ class PodListReader:
         self._source = source
         self._marks = marks
         self._count = 0
-        self._cutter = Cutter(self._one, known=known, again=self._known)
+        self._cutter = Cutter(self._take_item, known=known, again=self._known)
 
     def feed(self, data: bytes) -> None:
         """Take the next chunk. Errors: `ValueError` when it is not a pod list."""
@@ -405,7 +405,7 @@ class PodListReader:
         if self._count > MOST_PODS:
             raise ValueError(f"the list has {self._count} pods, only the first {MOST_PODS} are read")
 
-    def _one(self, item: bytes, length: int, first: int) -> None:
+    def _take_item(self, item: bytes, length: int, first: int) -> None:
         self._count += 1
         if self._count > MOST_PODS:
             return

@@ -75,6 +75,7 @@ _LONGEST_PROBLEM: Final = 300
 _GONE: Final = 410
 _KUBELETS: Final = "kubernetes.io/config."
 _VERSION: Final = re.compile(r"[0-9A-Za-z._-]{1,64}")
+"""The server's text, which becomes a part of a URL."""
 
 
 class _WatchEvent(Struct, frozen=True):
@@ -316,7 +317,7 @@ class PodWatch:
         if self._live and trio.current_time() - began >= _SHORT_S:
             self._failures = 0
             return 0.0, 0.0
-        # Also a watch that ended at once without an error: a server must not be asked in a loop.
+        # Also after a watch that ended at once without an error: no requests without a pause.
         self._failures += 1
         delay_s = min(_FIRST_DELAY_S * 2.0 ** min(self._failures - 1, 10), _LONGEST_DELAY_S)
         requested_s = min(requested_s, _LONGEST_REQUESTED_S)
@@ -470,7 +471,7 @@ class PodWatch:
             changed.add(uid)
 
     def _take(self, listed: ListedPod) -> str | None:
-        """Bring in one pod; its uid if it differs in a part that counts."""
+        """Take over one pod; returns its uid if it differs in a part that counts."""
         meta, uid = listed.meta, listed.meta.uid
         # A user who may create pods can set ``kubernetes.io/config.mirror`` to any uid, so that a pod passes for
         # another. Static pods are described by the kubelet's list, CRI and the manifests.

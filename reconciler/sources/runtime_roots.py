@@ -121,7 +121,7 @@ class RuntimeDirs(Struct, frozen=True, kw_only=True):
 
 
 def _is_there(path: str) -> bool:
-    """Whether there is such a file. What the kernel does not answer is no "no". Errors: `SourceError`."""
+    """Whether there is such a file. Errors: `SourceError` where that cannot be determined: unknown is not absent."""
     try:
         os.stat(path)
     except OSError as exc:

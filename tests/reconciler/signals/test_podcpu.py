@@ -97,7 +97,7 @@ def test_a_group_that_cannot_be_read_makes_throttling_unknown_and_not_zero(tmp_p
     node.quota(0, 0, 0, of=[node.pod.group.path])
     node.next()
     assert node.next() == {"cpu.use": 0.0}
-    assert not node.throttling().sure
+    assert not node.throttling().complete
 
 
 def test_one_file_has_it_all_on_v2(tmp_path: Path) -> None:
