@@ -19,11 +19,13 @@ from cgroupfs.log import get_log
 from reconciler.runtime.stints import COMPONENT
 
 START_DEADLINE_S: Final = 10.0
+"""The next layer starts then, whatever this one lacks."""
 FIRST_WAIT_S: Final = 0.5
 LONGEST_WAIT_S: Final = 60.0
 CALM_S: Final = 60.0
 """A component that ran this long before it failed starts again with the first wait."""
 SLOW_STOP_S: Final = 5.0
+"""Before systemd's timeout: the log names the component that does not end."""
 
 
 class ComponentTask(Protocol):

@@ -27,6 +27,7 @@ RECLAIMED: Final = "reclaimed"
 """Names of the two sides, where they are sampled like two pods."""
 _CPU: Final = 1000
 _WOBBLE: Final = 2
+"""Ticks that iowait may step back on its own."""
 
 
 class CpuTicks(NamedTuple):
@@ -239,6 +240,7 @@ class LoadMeter:
         now = reading.at_s
         if self._readings and now < self._readings[-1].at_s:
             self.forget()
+        # The first one remains the newest that is at least a second old.
         while len(self._readings) > 1 and now - self._readings[1].at_s >= SPAN_S:
             self._readings.popleft()
         self._readings.append(reading)

@@ -12,7 +12,7 @@ from cgroupfs.bounded import digits
 from cgroupfs.lines import lines_of
 
 _SECTOR: Final = 512
-_IDLE_KINDS: Final = ("loop", "ram", "zram", "fd", "sr", "nbd")
+_NOT_DISKS: Final = ("loop", "ram", "zram", "fd", "sr", "nbd")
 _REMEMBERED_S: Final = 60.0
 
 
@@ -120,7 +120,7 @@ class DiskDevices:
     def _is_whole_disk(self, device: str) -> bool:
         path = f"{self._base}/{device}"
         try:
-            if os.path.basename(os.path.realpath(path)).startswith(_IDLE_KINDS):
+            if os.path.basename(os.path.realpath(path)).startswith(_NOT_DISKS):
                 return False
             if os.path.exists(f"{path}/partition"):
                 return False

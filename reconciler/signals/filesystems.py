@@ -19,6 +19,7 @@ from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, S
 SIGNALS: Final = ("fs.available", "fs.size", "fs.inodes_free", "fs.inodes")
 _EVERY_S: Final = 10.0
 _HANGS_S: Final = 5.0
+"""A call that takes longer is a problem of its file system."""
 
 
 class FreeSpace(NamedTuple):

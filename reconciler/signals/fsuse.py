@@ -25,12 +25,14 @@ from state.model import Pod
 SIGNALS: Final = ("fs.use", "fs.inodes_use")
 _EVERY_S: Final = 60.0
 _LONGEST_S: Final = 120.0
+"""``du`` is killed after so long."""
 _ROOT: Final = re.compile(r"^\d+ \d+ \d+:\d+ \S+ / .* - overlay \S+ \S*?upperdir=([^,\s]+)", re.MULTILINE)
 _DU: Final = ("nice", "-n", "19", "du", "-x", "-s")
 _ENVIRONMENT: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 # Kubernetes' names of namespaces and pods: nothing that leads elsewhere.
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _MOST_MOUNTS: Final = 1 << 20
+"""Characters of a mount table that are read."""
 _LOGS: Final = "var/log/pods"
 
 

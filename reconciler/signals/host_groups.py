@@ -29,6 +29,7 @@ from reconciler.signals.host_config import UNITS, HostKind, HostMatch
 MOST: Final = 256
 """Groups that are read, of all entries together."""
 _LISTINGS: Final = 1024
+"""Directories that one search lists, of all entries together."""
 _NAMES: Final = 2048
 """Of one directory."""
 _DEEPEST: Final = 8
@@ -49,7 +50,9 @@ _SCOPE: Final = re.compile(r"docker-([0-9a-f]{64})\.scope")
 _SHORTEST_ID: Final = 12
 _DOCKER: Final = "/var/lib/docker/containers"
 _LARGEST: Final = 1 << 20
+"""Bytes of docker's file of a container."""
 _LONGEST: Final = 256
+"""Characters of a name, and of a label."""
 _LABELS: Final = 128
 _RENAMED: Final = 6
 """Every so many searches the names of docker's containers are read again."""

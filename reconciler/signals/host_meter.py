@@ -52,6 +52,7 @@ _FIND_USERS_S: Final = 15.0
 _SOON_S: Final = 2.0
 """After a group has vanished."""
 _LIST_S: Final = 5.0
+"""Between two listings of a group's processes."""
 _CPU_READS: Final = 1024
 """Threads whose CPUs are read at a listing, of all parts together: 15 µs each."""
 _FEW: Final = 8

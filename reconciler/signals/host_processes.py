@@ -25,8 +25,10 @@ _SCANNED: Final = 32_768
 _DIRECTORIES: Final = 64
 """Groups inside one group."""
 _DEEPEST: Final = 6
+"""Levels of groups inside one group."""
 _PASSWD: Final = 1 << 20
 _RANGES: Final = 16
+"""Of /etc/subuid, for one user."""
 _STAT_FIELDS: Final = 22
 """After the name in parentheses: state is the first, resident pages the 22nd."""
 

@@ -20,6 +20,7 @@ EVERY_S: Final = 60.0
 _CARRIERS: Final = 2
 """Where ``msi_irqs`` may be: at the device itself, or at the bus device that carries it (virtio); above are bridges."""
 _MOST: Final = 4096
+"""Interrupts of one device."""
 
 
 @final

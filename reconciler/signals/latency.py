@@ -28,6 +28,7 @@ _KEPT: Final = 3.0
 """A sample counts for this many intervals: one lost response is nothing to be alarmed about."""
 _SPREAD_S: Final = 5.0
 _TOGETHER: Final = 0.5
+"""Confidence of a result that is of several pods together."""
 _CLOSE_S: Final = 2.0
 _SHOWN: Final = 3
 """Failing targets that a problem names."""

@@ -26,6 +26,7 @@ from reconciler.signals.taskstats import Delays, Taskstats
 from state.model import Pod
 
 _TRY_AGAIN_S: Final = 60.0
+"""After taskstats was refused: the right can be given at any time."""
 _PER_POD: Final = 64
 """Processes of one pod in one round; of more, the next ones follow in the next round."""
 _THREADS: Final = 256

@@ -50,6 +50,7 @@ _RETRY_S: Final = 600.0
 _KEPT_PERIODS: Final = 3.0
 """How many periods the last result of a pod is valid: some turns may be missed."""
 _CLOSE_S: Final = 2.0
+"""At the end the closing of counters is awaited for at most so long."""
 _SECOND_LEVEL: Final = 0.5
 """Confidence of misses where the generic event is of the level before the last (`_SECOND_LEVEL_VENDORS`)."""
 _SECOND_LEVEL_VENDORS: Final = ("AuthenticAMD", "HygonGenuine")

@@ -182,6 +182,7 @@ class PodMemory(BaseReader):
             count = self._number(directory, "memory.failcnt")
         else:
             try:
+                # Without ``.local`` it counts the limits of the groups below, too.
                 count = parse_counters(self._files.read(directory, "memory.events.local"), _LIMITS)[1]
             except OSError:
                 count = None

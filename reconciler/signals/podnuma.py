@@ -73,6 +73,7 @@ class PodNuma(BaseReader):
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         if self._version is None:
             self._problems = dict.fromkeys(SIGNALS, "no memory controller is mounted")
+        # What this kernel does not report it will not report later either.
         if self._problems:
             return
         slices = TimeSlice()

@@ -35,7 +35,9 @@ _FAILED_S: Final = 60.0
 _AT_ONCE_S: Final = 2.0
 """A job ends after this long; the next one continues."""
 _HANGS_S: Final = 30.0
+"""A job that takes longer is reported."""
 _SETTLE_S: Final = 5.0
+"""At the end a job is awaited for so long, and the removal of the groups for `_CLEAR_S`."""
 _CLEAR_S: Final = 10.0
 
 

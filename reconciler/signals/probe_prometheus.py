@@ -26,6 +26,7 @@ from reconciler.signals.promtext import (
 )
 
 _MOST: Final = 16 << 20
+"""Bytes of one scrape."""
 _ACCEPT: Final = "text/plain;version=0.0.4;q=1,*/*;q=0.1"
 _STEP: Final = 4 * 1024
 """Bytes of a text between two reads of the clock."""

@@ -31,6 +31,7 @@ _SEARCH_S: Final = 30.0
 """Between two searches of a pod's files; of one that has none, `_SEARCH_MISSING_S`."""
 _SEARCH_MISSING_S: Final = 10.0
 _LEAST: Final = 0.1
+"""Confidence where throttling explains all of the pressure."""
 _REMEDY: Final = {
     "boot": "no pressure information: not in this kernel, or disabled; boot with psi=1 (and psi_v1=1 on kernels "
     "that have it)",

@@ -47,10 +47,12 @@ _DIRECTORIES: Final = 512
 _BUSY: Final = 64
 """Of one group, between two listings."""
 _RAN_NS: Final = 1_000_000
+"""A process that ran and waited less between two listings is not read in between."""
 _BATCH: Final = 32
 _DEEPEST: Final = 6
 _SHORTEST_S: Final = 0.2
 _TRY_AGAIN_S: Final = 60.0
+"""After taskstats was refused: the right can be given at any time."""
 _LATENCY: Final = ("proc/sys/kernel/sched_latency_ns", "sys/kernel/debug/sched/latency_ns")
 """Until Linux 5.12, and from 5.13 to 6.5; later kernels put no group back."""
 

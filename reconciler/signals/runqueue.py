@@ -27,7 +27,9 @@ SIGNALS: Final = ("cpu.wait", "cpu.wait_milli", "cpu.wait_own", "cpu.delay")
 _QUIET: Final = 0.5
 """Confidence where no task got a CPU: a task that has waited all the time is not counted yet."""
 _LEAST: Final = 0.1
+"""Confidence where throttling explains all of the waiting."""
 _ESTIMATE: Final = 0.8
+"""Confidence of ``cpu.wait_own``."""
 _TRY_AGAIN_S: Final = 60.0
 _AT_ONCE: Final = 16
 """Pods whose processes are queried together."""

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, final
 
 from cgroupfs.errors import SourceError
 
+# Numbers of netlink.h, genetlink.h and taskstats.h.
 _GENERIC: Final = 16
 _ERROR: Final = 2
 _REQUEST: Final = 1

@@ -269,6 +269,7 @@ class _Search:
             raise _RefusedError(f"it cannot be verified: {exc.strerror or exc} (as root it can)") from exc
         name = link.rpartition("/")[2]
         known = inside is not None and name in inside.programs
+        # Arguments are the process's own choice; the program of a script is its interpreter.
         if self._executable is None and not known and (name not in _KUBELETS or not _called(text, name)):
             raise _RefusedError(f"its program is {link}")
         return HostProcess(

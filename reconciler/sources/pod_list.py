@@ -48,10 +48,13 @@ MOST_PODS: Final = 4096
 LONGEST_POD: Final = 4 << 20
 """Bytes of a pod that are read. etcd takes 1.5 MiB, of which some characters are six bytes in JSON."""
 _LONGEST_ENVELOPE: Final = 64 << 10
+"""Bytes of the list's text around its pods."""
 _LONGEST_BLANK: Final = 1 << 10
+"""Only an item of at most so many bytes is checked for being blank."""
 _MOST_PROBLEMS: Final = 64
 _LONGEST_PROBLEM: Final = 300
 _ITEMS_DEPTH: Final = 2
+"""Brackets around each item: the list's own, and those of ``items``."""
 _BEGINNING: Final = 288
 """Bytes of an item by which the one of the last list is found: as far as the end of the longest name."""
 _LONGEST_KNOWN: Final = 1 << 15

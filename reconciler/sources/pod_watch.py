@@ -61,6 +61,7 @@ _FIRST_DELAY_S: Final = 1.0
 _LONGEST_DELAY_S: Final = 20.0
 """30 s with jitter."""
 _LONGEST_REQUESTED_S: Final = 300.0
+"""The longest delay that the server can request."""
 _DOUBT_S: Final = 10.0
 """A difference from the kubelet's list ends a watch at most this often."""
 _SHORT_S: Final = 5.0

@@ -44,6 +44,7 @@ from state.model import SourceStatus
 _NAME: Final = "runtime signal"
 _RENAMES: Final = MOVED_TO | OPENED | int(Mask.ONLYDIR)
 _RESYNC_S: Final = 60.0
+"""Between two listings of everything: the safety net for an event that the kernel did not send."""
 _SILENT_S: Final = 2.0
 """From a container's first directory to its event 30 ms were recorded, a few hundred at a load of 16."""
 _LONG_S: Final = 0.5
@@ -310,6 +311,7 @@ class RuntimeEvents:
                     slow = True
             self._seen_at = at
             if slow:
+                # Those handled above change nothing there.
                 for event in batch:
                     self._handle(watcher, event)
                 if any(event.overflow for event in batch):

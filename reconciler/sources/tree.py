@@ -170,7 +170,7 @@ class TreeSource:
         return dirs
 
     async def scan_gently(self) -> Listing:
-        """`scan` that lets the loop run every millisecond. Errors: none; they are in the answer, by directory."""
+        """`scan` that lets the loop run every millisecond. Errors: none; they are in the result, by directory."""
         dirs: list[PodDirs] = []
         unread: dict[str, SourceError] = {}
         clock = TimeSlice()
