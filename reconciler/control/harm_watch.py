@@ -269,7 +269,7 @@ class HarmWatch:
 
     def _choose(self, pools: Pools, terms: HarmTerms, now: float) -> None:
         """The online pods and the host workloads that share CPUs with BE work."""
-        from reconciler.signals.extent import pod_cpus
+        from reconciler.signals.pod_cpus import pod_cpus
 
         view, cpus = self._reconciler.view, terms.cpus
         if now - self._chosen_at < _CHOOSE_S or view is None:

@@ -14,7 +14,7 @@ from cgroupfs.log import get_log
 from reconciler.detectors.config import RecordConfig
 from reconciler.interference.nodesteps import NodeStep
 from reconciler.interference.recording import LearnedState, RecordingWriter, begin, pack
-from reconciler.signals.lane import BackgroundJob
+from reconciler.signals.background_job import BackgroundJob
 from state.evidence import SampleFrame
 
 _LOG: Final = get_log("recorder")
@@ -43,7 +43,7 @@ class Recorder:
         self.lost = 0
         """Blocks that could not be written."""
         self._packer = RecordingWriter()
-        self._lane: BackgroundJob[int] = BackgroundJob("recorder")
+        self._writer: BackgroundJob[int] = BackgroundJob("recorder")
         self._waiting: list[_Job] = []
         self._config: RecordConfig | None = None
         self._name = ""
@@ -83,16 +83,16 @@ class Recorder:
     @property
     def waiting(self) -> int:
         """Blocks that are not on the disk yet."""
-        return len(self._waiting) + (not self._lane.free)
+        return len(self._waiting) + (not self._writer.free)
 
     async def aclose(self) -> None:
         """Write what there is; the daemon ends."""
         self._flush()
-        while self._waiting or not self._lane.free:
-            await self._lane.wait_idle(_END_S)
-            before = len(self._waiting), self._lane.free
+        while self._waiting or not self._writer.free:
+            await self._writer.wait_idle(_END_S)
+            before = len(self._waiting), self._writer.free
             self.flush()
-            if (len(self._waiting), self._lane.free) == before:
+            if (len(self._waiting), self._writer.free) == before:
                 return  # it hangs
 
     def _flush(self) -> None:
@@ -108,7 +108,7 @@ class Recorder:
     def flush(self) -> None:
         """Take the last job's result, and start the next."""
         try:
-            written = self._lane.take()
+            written = self._writer.take()
         except OSError as exc:
             self.lost += 1
             if self.problem is None:
@@ -119,9 +119,9 @@ class Recorder:
                 _LOG.info("writing the recording again", lost_blocks=self.lost)
                 self.problem = None
             self.written += written or 0
-        if self._waiting and self._lane.free:
+        if self._waiting and self._writer.free:
             job = self._waiting.pop(0)
-            self._lane.start(lambda: _append(job, self._write))
+            self._writer.start(lambda: _append(job, self._write))
 
 
 def _append(job: _Job, write: Callable[[int, memoryview], int]) -> int:

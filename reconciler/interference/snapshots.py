@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.signals.extent import own_cpus
+from reconciler.signals.pod_cpus import own_cpus
 from state.evidence import ContainerSnapshot, PodSnapshot, Sample, host_subject
 from state.hosts import CountsAs, HostWorkload
 from state.model import Container, ContainerKind, Pod, PodClass, Pools, Resources

@@ -35,8 +35,8 @@ def load(path: str) -> object:
     return result
 
 
-async def import_in_thread(module: str, lane: "trio.CapacityLimiter | None" = None) -> ModuleType:
+async def import_in_thread(module: str, limiter: "trio.CapacityLimiter | None" = None) -> ModuleType:
     """Import a large module in a worker thread, so that the loop does not wait for it; a later import is immediate."""
     from reconciler.runtime.stints import in_worker  # programs without a loop load this module too
 
-    return await in_worker(import_module, module, limiter=lane)
+    return await in_worker(import_module, module, limiter=limiter)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, NamedTuple, final
 
 from reconciler.runtime.format import duration
-from reconciler.signals.lane import BackgroundJob
+from reconciler.signals.background_job import BackgroundJob
 from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 
 SIGNALS: Final = ("fs.available", "fs.size", "fs.inodes_free", "fs.inodes")
@@ -53,7 +53,7 @@ class FileSystems(BaseReader):
         self._directories = {name: f"{prefix}{path}" for name, path in shared.means.filesystems.items()}
         self._free_space = free_space
         # A thread each, so that a blocked file system does not hide the others.
-        self._lanes = {name: BackgroundJob[FreeSpace](f"fs:{name}") for name in self._directories}
+        self._jobs = {name: BackgroundJob[FreeSpace](f"fs:{name}") for name in self._directories}
         self._spaces: dict[str, FreeSpace] = {}
         self._started: dict[str, float] = {}
         self._failed: dict[str, str] = {}
@@ -67,10 +67,10 @@ class FileSystems(BaseReader):
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         at_s = self._clock()
-        for name, lane in self._lanes.items():
-            self._take(name, lane)
+        for name, job in self._jobs.items():
+            self._take(name, job)
             started = self._started.get(name)
-            if (started is None or at_s - started >= _EVERY_S) and lane.start(
+            if (started is None or at_s - started >= _EVERY_S) and job.start(
                 partial(self._free_space, self._directories[name])
             ):
                 self._started[name] = at_s
@@ -78,10 +78,10 @@ class FileSystems(BaseReader):
             if space is not None:
                 _enter(sheet, f"fs:{name}", space, max(0.0, at_s - space.at_s))
 
-    def _take(self, name: str, lane: BackgroundJob[FreeSpace]) -> None:
+    def _take(self, name: str, job: BackgroundJob[FreeSpace]) -> None:
         path = self._directories[name]
         try:
-            space = lane.take()
+            space = job.take()
         except OSError as exc:
             self._spaces.pop(name, None)
             self._failed[name] = f"{name} ({path}): {exc.strerror}"
@@ -89,8 +89,8 @@ class FileSystems(BaseReader):
         if space is not None:
             self._spaces[name] = space
             self._failed.pop(name, None)
-        elif lane.busy_s() > _HANGS_S:
-            self._failed[name] = f"{name} ({path}) no answer for {duration(lane.busy_s())}"
+        elif job.busy_s() > _HANGS_S:
+            self._failed[name] = f"{name} ({path}) no answer for {duration(job.busy_s())}"
 
 
 def _enter(sheet: SampleSheet, subject: str, space: FreeSpace, age_s: float) -> None:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, final
 from cgroupfs.bounded import digits
 from cgroupfs.lines import lines_of
 from reconciler.runtime.format import duration
-from reconciler.signals.lane import BackgroundJob
+from reconciler.signals.background_job import BackgroundJob
 from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import pod_at, pod_subject
 from state.model import Pod
@@ -104,7 +104,7 @@ class DirectoryUsageReader(BaseReader):
         self._logs = f"{self._root}/{_LOGS}"
         self._images = None if images is None else f"{self._root}/{images.strip('/')}"
         self._du = du
-        self._lane = BackgroundJob[dict[str, DirectoryUsage]]("fsuse")
+        self._job = BackgroundJob[dict[str, DirectoryUsage]]("fsuse")
         self._uses: Mapping[str, DirectoryUsage] = {}
         """By subject."""
         self._next_at = 0.0
@@ -118,7 +118,7 @@ class DirectoryUsageReader(BaseReader):
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         try:
-            directory_usages = self._lane.take()
+            directory_usages = self._job.take()
         except OSError as exc:
             self._problem = f"cannot count the pods' files: {exc.strerror}"
         else:
@@ -127,7 +127,7 @@ class DirectoryUsageReader(BaseReader):
         at_s = self._clock()
         if at_s >= self._next_at:
             places = {uid: tuple(self._places(pod, now)) for uid, pod in scene.view.pods.items()}
-            if self._lane.start(partial(self._count, places)):
+            if self._job.start(partial(self._count, places)):
                 self._next_at = at_s + _EVERY_S
         for uid in scene.view.pods:
             for subject in (pod_subject(uid), pod_at(uid, _IMAGES)):

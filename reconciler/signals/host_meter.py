@@ -20,7 +20,7 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import QosClass
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.signals.growth import CounterDelta
+from reconciler.signals.counter_delta import CounterDelta
 from reconciler.signals.host_config import HostKind, HostMatch, HostWorkloadConfig, parse_match
 from reconciler.signals.host_groups import HostGroup, HostGroupFinder, HostGroupsFound, outermost
 from reconciler.signals.host_processes import MOST, HostProcesses

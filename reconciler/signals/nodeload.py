@@ -3,8 +3,8 @@
 from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import shown, whole
+from reconciler.signals.counter_delta import CounterDelta
 from reconciler.signals.devicestats import DiskDevices, DiskTimes, IoCounters, parse_diskstats
-from reconciler.signals.growth import CounterDelta
 from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import NODE
 from state.model import NodeCpu

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final, final
 
 from reconciler.signals import vmstat
-from reconciler.signals.growth import CounterDelta
+from reconciler.signals.counter_delta import CounterDelta
 from reconciler.signals.memory import numa_huge_bytes, parse_zoneinfo
 from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import NODE

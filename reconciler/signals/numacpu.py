@@ -12,7 +12,7 @@ from typing import Final, final
 from cgroupfs.cpuset import CpuSet
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.cpu import idle_milli
-from reconciler.signals.extent import pod_cpus
+from reconciler.signals.pod_cpus import pod_cpus
 from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet
 from state.evidence import pod_at, pod_subject
 from state.topology import Topology

@@ -25,7 +25,6 @@ from cgroupfs.hierarchy import UNIFIED
 from reconciler.runtime.format import duration
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import next_beat
-from reconciler.signals.extent import pod_cpus
 from reconciler.signals.perf_abi import CACHE_MISSES, CYCLES, HARDWARE, INSTRUCTIONS, PerfCalls, PerfEvent, RealPerf
 from reconciler.signals.perf_window import (
     PerfCounts,
@@ -38,6 +37,7 @@ from reconciler.signals.perf_window import (
     rotate,
     why,
 )
+from reconciler.signals.pod_cpus import pod_cpus
 from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import pod_subject
 from state.model import NodeView, Pod

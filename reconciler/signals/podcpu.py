@@ -17,7 +17,7 @@ from cgroupfs.hierarchy import UNIFIED
 from cgroupfs.kept import GroupDirectories
 from cgroupfs.naming import QosClass
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.signals.growth import CounterDelta, parse_counters, prefixes
+from reconciler.signals.counter_delta import CounterDelta, parse_counters, prefixes
 from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.model import NodeView, Pod
 

@@ -10,8 +10,8 @@ from typing import Final, final
 from cgroupfs.hierarchy import UNIFIED
 from cgroupfs.kept import GroupDirectories
 from reconciler.runtime.cooperative import TimeSlice
+from reconciler.signals.counter_delta import CounterDelta
 from reconciler.signals.devicestats import DiskDevices, IoCounters, blkio, parse_io_stat
-from reconciler.signals.growth import CounterDelta
 from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.model import Pod
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, final
 from cgroupfs.codecs import LIMIT_V1, LIMIT_V2
 from cgroupfs.kept import GroupDirectories
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.signals.growth import CounterDelta, CounterIncrease, parse_counters, prefixes
+from reconciler.signals.counter_delta import CounterDelta, CounterIncrease, parse_counters, prefixes
 from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.vmstat import refaulted, scanned
 from state.evidence import NODE

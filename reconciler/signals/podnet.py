@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, final
 from cgroupfs.bounded import digits
 from cgroupfs.lines import lines_of
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.signals.growth import CounterDelta
+from reconciler.signals.counter_delta import CounterDelta
 from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import NODE
 from state.model import Pod

@@ -14,9 +14,9 @@ from typing import Final, NamedTuple, final
 from cgroupfs.bounded import shown, whole
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.lines import lines_of
+from reconciler.signals.counter_delta import CounterDelta
 from reconciler.signals.cpu import idle_milli
-from reconciler.signals.extent import pool_cpus
-from reconciler.signals.growth import CounterDelta
+from reconciler.signals.pod_cpus import pool_cpus
 from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import pod_subject, pool_subject
 from state.model import Pools

@@ -18,7 +18,7 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.private import PrivateTree, private_tree
 from reconciler.runtime.format import duration
 from reconciler.runtime.stints import in_worker
-from reconciler.signals.lane import BackgroundJob
+from reconciler.signals.background_job import BackgroundJob
 from reconciler.signals.processes import PodProcesses
 from state.entry import RestoreOutcome, RestoreResult
 from state.model import Pod
@@ -58,7 +58,7 @@ class PrivateGroups:
         self._stuck: dict[str, set[int]] = {}
         self._tree = tree
         self._processes = processes
-        self._lane = BackgroundJob[_AttachOutcome]("private-cgroup2")
+        self._job = BackgroundJob[_AttachOutcome]("private-cgroup2")
         self._directories: Mapping[str, str] = {}
         self._known: Mapping[str, tuple[str, ...]] = {}
         self._next_at = 0.0
@@ -70,13 +70,13 @@ class PrivateGroups:
 
     @property
     def problem(self) -> str | None:
-        if self._lane.busy_s() > _HANGS_S:
-            return f"moving processes into a private cgroup2 group takes {duration(self._lane.busy_s())} so far"
+        if self._job.busy_s() > _HANGS_S:
+            return f"moving processes into a private cgroup2 group takes {duration(self._job.busy_s())} so far"
         return self._problem
 
     def update(self, pods: Mapping[str, Pod], now: float) -> None:
         try:
-            outcome = self._lane.take()
+            outcome = self._job.take()
         except OSError as exc:
             self._problem, self._failed, self._next_at = f"private cgroup2 groups: {exc}", True, now + _FAILED_S
             return
@@ -93,10 +93,10 @@ class PrivateGroups:
             return
         if not self._wanted:
             self._next_at = math.inf
-            self._lane.start(self._clear_once)
+            self._job.start(self._clear_once)
             return
         paths = {uid: pod.group.path for uid, pod in pods.items()}
-        if self._lane.start(lambda: self._work(paths)):
+        if self._job.start(lambda: self._work(paths)):
             self._next_at = now + _EVERY_S
 
     def _work(self, paths: Mapping[str, str]) -> _AttachOutcome:
@@ -142,7 +142,7 @@ class PrivateGroups:
     async def aclose(self) -> None:
         """Put everything back; what cannot be is found again by `restore` and by the next start."""
         with trio.CancelScope(shield=True):
-            if not await self._lane.wait_idle(_SETTLE_S):
+            if not await self._job.wait_idle(_SETTLE_S):
                 return
             with trio.move_on_after(_CLEAR_S):
                 await in_worker(self._clear, abandon_on_cancel=True)

@@ -15,7 +15,7 @@ from cgroupfs.hierarchy import UNIFIED
 from cgroupfs.pressure import PressureResource, StallTotals, parse_totals
 from cgroupfs.private import private_tree
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.signals.growth import CounterDelta, CounterIncrease
+from reconciler.signals.counter_delta import CounterDelta, CounterIncrease
 from reconciler.signals.podcpu import PodCpu, QuotaLookup
 from reconciler.signals.processes import same_groups
 from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders

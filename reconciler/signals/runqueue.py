@@ -15,8 +15,8 @@ from cgroupfs.bounded import shown, whole
 from cgroupfs.errors import SourceError
 from cgroupfs.usage import SHORTEST_S
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.signals.extent import pod_cpus
-from reconciler.signals.growth import CounterDelta
+from reconciler.signals.counter_delta import CounterDelta
+from reconciler.signals.pod_cpus import pod_cpus
 from reconciler.signals.podcpu import PodCpu, QuotaLookup
 from reconciler.signals.processes import OUTSIDE
 from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final, final
 
 from cgroupfs.files import REAL, FileOps
-from reconciler.signals.growth import parse_counters, prefixes
+from reconciler.signals.counter_delta import parse_counters, prefixes
 
 _RECLAIM: Final = tuple(f"{what}_{by}" for what in ("pgsteal", "pgscan") for by in ("kswapd", "direct"))
 _ZONES: Final = ("dma", "dma32", "normal", "high", "movable")

@@ -152,7 +152,7 @@ class CriClient:
         self._path = os.path.abspath(os.path.join(root, socket.lstrip("/")))
         self._timeout_s = timeout_s
         self._channel = UnaryChannel(self._path, source=NAME, shown=socket, root_only=root_only)
-        self._lane = trio.CapacityLimiter(1)
+        self._limiter = trio.CapacityLimiter(1)
         self._api: str | None = None
         """The version that the runtime supports; detected again after a failure or `aclose`."""
         self._pb: Any = None  # the module of generated messages
@@ -306,7 +306,7 @@ class CriClient:
 
         try:
             if sum(map(len, bodies)) > _LONG:
-                return await in_worker(made, limiter=self._lane)
+                return await in_worker(made, limiter=self._limiter)
             return made()
         except DecodeError as exc:
             text = ", ".join(call.method for call in calls)
@@ -318,7 +318,7 @@ class CriClient:
             # more.
             if not os.path.exists(self._path):
                 raise SourceError(NAME, f"{self._socket}: no such socket")
-            self._pb = await import_in_thread(_MESSAGES, self._lane)
+            self._pb = await import_in_thread(_MESSAGES, self._limiter)
         return self._pb
 
 

@@ -24,7 +24,7 @@ from reconciler.interference.monitor import InterferenceMonitor, MonitorState
 from reconciler.interference.service import InterferenceService
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.workqueue import DirtyBatch
-from reconciler.signals import growth, runqueue
+from reconciler.signals import counter_delta, runqueue
 from reconciler.signals.onlinewait import OnlineWait
 from reconciler.signals.taskstats import Delays
 from state.measures import Restrictions
@@ -179,7 +179,7 @@ async def test_a_plan_a_sample_and_a_pass_of_the_monitor_take_few_calls(
 ) -> None:
     # No slice of work is ever over, and any two readings are far enough apart: a busy machine changes no count.
     monkeypatch.setattr(TimeSlice, "is_over", property(lambda _: False))
-    for module in (growth, runqueue):
+    for module in (counter_delta, runqueue):
         monkeypatch.setattr(module, "SHORTEST_S", 0.0)
     node = LiveNode(tmp_path)
     for name, text in PROC.items():

@@ -49,10 +49,10 @@ from reconciler.responses.means.processes import read_stat
 from reconciler.settings import binder, units
 from reconciler.settings.yaml import read_yaml
 from reconciler.signals import (
+    counter_delta,
     cpu,
     devicestats,
     fsuse,
-    growth,
     host_config,
     host_groups,
     host_processes,
@@ -874,10 +874,10 @@ PARSERS: Final[tuple[Parser, ...]] = (
     of_json(host_groups.read_docker_container, VALUE, b'{"Name":"/web","Config":{"Labels":{"app":"web"}}}'),
     of_text(runqueue.parse_schedstat, VALUE, b"1 2 3\n"),
     of_text(
-        lambda text: growth.parse_counters(text, ("\na ", "\nb ")),
+        lambda text: counter_delta.parse_counters(text, ("\na ", "\nb ")),
         (),
         b"a 5\nb 6\n",
-        name="reconciler.signals.growth:parse_counters",
+        name="reconciler.signals.counter_delta:parse_counters",
     ),
     of_text(
         lambda text: parse_request(NoticeConfig(), text),

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from cgroupfs.codecs import PAGE
 from cgroupfs.cpuset import CpuSet
 from reconciler.signals.besteffort import BestEffortReader, limit_milli
-from reconciler.signals.extent import pod_cpus
 from reconciler.signals.filesystems import FileSystems, FreeSpace, statvfs
 from reconciler.signals.nodeload import NodeLoad, parse_loadavg
 from reconciler.signals.nodememory import NodeMemoryReader
+from reconciler.signals.pod_cpus import pod_cpus
 from reconciler.signals.pools import PoolReader, parse_schedstat
 from reconciler.signals.readers import SampleContext, SampleSheet
 from reconciler.signals.vmstat import VmStat, refaulted, scanned, taken_back

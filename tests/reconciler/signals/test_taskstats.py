@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.signals.growth import CounterDelta, parse_counters, prefixes
+from reconciler.signals.counter_delta import CounterDelta, parse_counters, prefixes
 from reconciler.signals.taskstats import Delays, parse_answer
 
 HEAD = struct.Struct("=IHHII")
