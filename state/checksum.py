@@ -1,7 +1,7 @@
 """The kubelet's checkpoint checksums: FNV-1a over Go's one-line picture of a struct, remade from the JSON.
 
 The kubelet hashes a textual dump of its Go value (type names, fields in source order, map keys sorted), not the file. A
-wrong guess here would make a good file look corrupt, so every rendering is checked against recorded files in the tests.
+wrong guess here would make a good file look damaged, so the tests check every rendering against recorded files.
 
 Source: recordings of kubelet 1.22, 1.26, 1.27; Kubernetes pkg/kubelet/checkpointmanager/checksum and the ``state``
 packages of the managers.
@@ -17,6 +17,7 @@ _QUANTITY: Final = re.compile(r"(\d{1,20})(Ki|Mi|Gi|Ti|Pi|Ei|m|k|M|G|T|P|E)?", r
 _BINARY: Final = {unit: 10 * power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)}
 _DECIMAL: Final = {"m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _MAX_ZEROS: Final = 6
+"""Each doubles the number of possible texts to hash: 64 at most."""
 
 # The values below are the result of a JSON decoder: their shape was checked by the caller, their element types vary by
 # kubelet version. That is why they are Any here, in this module only.

@@ -151,7 +151,7 @@ class RestoreOutcome(StrEnum):
 
 
 class RestoreResult(Struct, frozen=True, kw_only=True):
-    """One value of the ledger and how undoing it ended. ``ok``: it is as if we had never changed it."""
+    """One value of the ledger and how undoing it ended. ``ok``: it is as if bypassd had never changed it."""
 
     path: str
     file: str

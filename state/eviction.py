@@ -64,7 +64,7 @@ class EvictionOutcome(StrEnum):
     DONE = "done"
     """The pod's processes have ended, by bypassd or by the method's agent."""
     GONE = "gone"
-    """It went by itself before we did anything."""
+    """It ended by itself before bypassd did anything."""
     REFUSED = "refused"
     """Refused by a disruption budget, or not permitted; the pod runs."""
     FAILED = "failed"

@@ -45,6 +45,7 @@ def frames(data: bytes) -> tuple[list[bytes], bool]:
                 at = end
                 continue
             left -= len(body)
+        # Damage, or a frame that was not written completely: the next mark may begin a whole one.
         whole = False
         at = data.find(MARK, at + 1)
         if at < 0:
@@ -54,6 +55,7 @@ def frames(data: bytes) -> tuple[list[bytes], bool]:
 
 def read(path: str) -> bytes:
     """Content of a regular file that this user owns, of at most `LARGEST` bytes. Errors: OSError."""
+    # O_NONBLOCK: opening a pipe would wait for a writer.
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check(number, path)
@@ -81,7 +83,10 @@ def append(number: int, data: bytes) -> None:
 
 
 def replace(path: str, data: bytes, *, sync: bool) -> int:
-    """Put new content in place by a rename, and return the file opened to append. Errors: OSError; nothing changed."""
+    """Put new content in place by a rename, and return the file opened to append. Errors: OSError; nothing changed.
+
+    ``sync``: the content is on disk before the rename, so that a power cut leaves the old file or the new one.
+    """
     fresh = f"{path}.new"
     number = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

@@ -1,8 +1,8 @@
 """Values about to be written: by them a restore after SIGKILL recognises bypassd's values.
 
 Outcomes reach the store in batches, some seconds after the writes. A daemon that is killed meanwhile leaves values that
-the store does not have, and treating any unknown value as bypassd's would undo writes of the kubelet or the runtime
-after the kill. So each value is appended to a small file just before it is written.
+the store does not have, and a restore that took any unknown value for bypassd's would undo writes of the kubelet or the
+runtime after the kill. So each value is appended to a small file just before it is written.
 
 The file must outlive the process but not the boot, and an append must never wait for a disk: it belongs on a tmpfs, the
 daemon's runtime directory (3 µs). It is best effort: a value that could not be recorded is left by a restore, and

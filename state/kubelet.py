@@ -3,13 +3,6 @@
 Every way in which a file is unusable has its own code (`CheckpointFault`), because the reaction differs: a torn or
 emptied file must never shrink protection, a foreign policy must be shown, a newer format needs a newer agent.
 
-What the kubelet has admitted for each container (in-place resizing) has had these formats:
-
-- 1.27 to 1.30, ``pod_status_manager_state``: requests only, and the state of a pod's resize.
-- 1.31 and 1.32: the same name, the content as JSON inside a string; from 1.32 requests and limits.
-- from 1.33: ``allocated_pods_state`` (admitted) and ``actuated_pods_state`` (the runtime's last values). From 1.34 the
-  entries have another shape; the newest kubelets add the whole pods in protobuf and keep these entries, too.
-
 Source: fixtures recorded from kubelet 1.22, 1.26 and 1.27; the CPU manager's version 1 from its source; KEP-1287; the
 kubelet's status/state and allocation/state packages; the checksum is checked against vectors of Kubernetes' own tests.
 """
@@ -47,6 +40,8 @@ _CHECKED_CHARS: Final = 32_768
 _VERSIONS: Final = ("", "v2")
 _REQUIREMENTS: Final = frozenset({"requests", "limits", "claims"})
 _PLAIN: Final = frozenset({"allocationEntries", "resizeStatusEntries", "checksum"})
+_MOST_NODES: Final = 1024
+"""NUMA nodes of the largest Linux (NODES_SHIFT 10)."""
 
 
 class CpuManagerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,7 +210,7 @@ def _memory_block(result: Any, where: str) -> MemoryBlock:
     if not isinstance(result, dict):
         raise CheckpointError(CheckpointFault.INVALID, where, result, "an object")
     nodes = read.numbers(result, "numaAffinity", where)
-    if any(node >= 1024 for node in nodes):
+    if any(node >= _MOST_NODES for node in nodes):
         raise CheckpointError(CheckpointFault.INVALID, f"{where}: numaAffinity", nodes, "NUMA node numbers")
     kind, size = read.text(result, "type", where), read.number(result, "size", where)
     return MemoryBlock(nodes=CpuSet(nodes), kind=kind, size_bytes=size)
@@ -240,7 +235,13 @@ class AllocationState(Struct, frozen=True, kw_only=True):
 
 
 def parse_allocations(data: bytes, where: str = ALLOCATED_PODS) -> AllocationState:
-    """Read any of the three files. Errors: `CheckpointError`."""
+    """What the kubelet has admitted for each container (in-place resizing). Errors: `CheckpointError`.
+
+    - 1.27 to 1.30, ``pod_status_manager_state``: requests only, and the state of a pod's resize.
+    - 1.31 and 1.32: the same name, the content as JSON inside a string; from 1.32 requests and limits.
+    - from 1.33: ``allocated_pods_state`` (admitted) and ``actuated_pods_state`` (the runtime's last values). From 1.34
+      the entries have another shape; the newest kubelets add the whole pods in protobuf and keep these entries, too.
+    """
     fields = read.load(data, where, {*_PLAIN, "data", "version"})
     if "data" not in fields:
         read.known(fields, where, set(_PLAIN))

@@ -1,15 +1,10 @@
 """The ledger: for every value that bypassd ever changed, the original, the planned value, and the outcome.
 
-Control files of cgroups are most of it. Values elsewhere (/proc, resctrl, network, core scheduling) have rows of their
-own kinds in the same ledger: `of_kind` and `record`.
-
-The promise: an original is durable before the first write of its file and is never replaced afterwards (but corrected
-where it was read before the runtime had finished with its container), so that at any moment, after any crash, walking
-the control files in the order of `Ledger.backwards` and writing each entry's `LedgerEntry.restore_text` restores the
-tree, and the codec of each other kind restores the rest. Everything else here (outcomes, last writer, failures) is for
-people and for backoff; it is kept in memory, written in batches by `flush`, and losing it loses no original. Own writes
-that no flush has stored yet are in `state.intents`: from those, and from the stored ones, `Ledger.ours` has bypassd's
-values after a SIGKILL.
+Most rows are control files of cgroups; values elsewhere (/proc, resctrl, network, core scheduling) have kinds of their
+own. An original is durable before the first write of its value and is never replaced afterwards, so that a restore can
+undo everything at any moment, after any crash: control files in the order of `Ledger.backwards`, each with its
+`LedgerEntry.restore_text`, the other kinds by their codecs. Outcomes, last writers and failures are for people and for
+backoff: they are kept in memory and written in batches by `flush`.
 
 Threads: `first_touches`, `adopt`, `record` and `flush` make rows durable (an fsync) and belong in the store's worker
 thread. All other calls are dictionary work for the loop. Both may happen at once.
@@ -41,6 +36,9 @@ class _Places(msgspec.Struct):
 
 
 _HISTORY_PENDING: Final = 8_000
+"""Events that wait for a flush, at most: those of an unwritable store."""
+_MOST_SHARED: Final = 20_000
+"""With more texts the pool is emptied: those of removed pods and containers remain in it."""
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(LedgerEntry).decode
 
@@ -70,6 +68,7 @@ class Ledger:
         self._noted: dict[str, set[str]] = {}
         """The part of it whose outcome is known, which the next flush makes durable."""
         if store.rebooted:
+            # Of cgroups that no longer exist; the file is on a disk where no runtime directory was given.
             self._intents.rewrite({})
         else:
             self._about = {key: set(texts) for key, texts in read_intents(path).items()}
@@ -82,10 +81,12 @@ class Ledger:
         self._pool: dict[str, str] = {}
         self._order = 0
         self._dirty: dict[FileKey, None] = {}
+        """Rows to be put, or deleted, by the next flush: in the order in which they changed."""
         self._pending: list[LedgerEvent] = []
         self._title_of = title_of
         self._lost_events = 0
         self._first: set[FileKey] = set()
+        """Recorded, and not written yet: the first write's reading may correct the original."""
         self._lock = threading.Lock()
         self._generation = store.generation
         stored: list[tuple[int, bytes]] = []
@@ -93,7 +94,7 @@ class Ledger:
             self._load()
             stored = store.history(RECENT)
         except StoreError as exc:
-            self._generation = 0
+            self._generation = 0  # an open store has a higher one: the next write loads its rows
             self.problems = (str(exc),)
         self.events: Final = EventLog(row for _, row in reversed(stored))
 
@@ -150,7 +151,10 @@ class Ledger:
         return entry is not None and same_group(entry.inode, inode)
 
     def ours(self, entry: LedgerEntry) -> set[str]:
-        """Every text that bypassd may have left in a file, as written; any other content is another program's."""
+        """Every text that bypassd may have left in a file, as written; any other content is another program's.
+
+        After a SIGKILL, too: writes that no flush has stored are in `state.intents`.
+        """
         key = row_key(entry.key)
         with self._lock:
             texts = self._about.get(key, set()) | self._noted.get(key, set())
@@ -189,6 +193,7 @@ class Ledger:
 
         def touch() -> list[LedgerEntry]:
             if not all(self.is_durable(entry.key, entry.inode) for entry in given):
+                # First: rows of a store that could not be read at start may have the true originals of these files.
                 self._sync()
             new = self._new(given)
             batch = StoreBatch()
@@ -199,7 +204,7 @@ class Ledger:
                 self._store.apply(batch)
             return new
 
-        new = self._twice(touch)
+        new = self._with_retry(touch)
         now = self._clock()
         for entry in new:
             replaced = self.get(entry.key)
@@ -223,7 +228,7 @@ class Ledger:
             made.append(entry)
         count = self.first_touches(made)
         for entry in made:
-            self._first.discard(entry.key)
+            self._first.discard(entry.key)  # the live value is bypassd's own
         return count
 
     def record(self, rows: Iterable[LedgerEntry], dropped: Iterable[FileKey] = (), *, kind: str = "gone") -> None:
@@ -238,7 +243,7 @@ class Ledger:
 
         def store() -> list[LedgerEntry]:
             self._sync()
-            ended.clear()
+            ended.clear()  # of a first try
             now, order, made, batch = self._clock(), self._order, [], StoreBatch()
             for given in put:
                 known = self.get(given.key)
@@ -259,7 +264,7 @@ class Ledger:
                 self._store.apply(batch)
             return made
 
-        made = self._twice(store)
+        made = self._with_retry(store)
         for event in ended:
             # Among the other events in the order of time, and with the pod's title.
             self.note(event)
@@ -302,6 +307,7 @@ class Ledger:
                 self._store.apply(batch)
         except BaseException:
             with self._lock:
+                # The loop has changed rows and noted events meanwhile.
                 self._dirty = {**dirty, **self._dirty}
                 events += self._pending
                 excess = max(0, len(events) - _HISTORY_PENDING)
@@ -311,12 +317,13 @@ class Ledger:
                     self._noted.setdefault(row, set()).update(texts)
             raise
         if noted:
+            # What was intended or noted since is not in the store; under the lock, or an append would be lost.
             with self._lock:
                 left = {key: texts | self._noted.get(key, set()) for key, texts in self._about.items()}
                 self._intents.rewrite({**self._noted, **left})
         return len(dirty) + len(events)
 
-    def _twice(self, store: Callable[[], list[LedgerEntry]]) -> list[LedgerEntry]:
+    def _with_retry(self, store: Callable[[], list[LedgerEntry]]) -> list[LedgerEntry]:
         """The store may just have replaced a damaged file: then it can take everything again, at once."""
         try:
             return store()
@@ -359,6 +366,7 @@ class Ledger:
             except ValueError as exc:
                 problems.append(f"{key}: {exc}")
                 continue
+            # A row in memory is newer; one that is to be deleted by the next flush stays removed.
             if self.get(entry.key) is None and entry.key not in self._dirty:
                 self._insert(entry)
         self.problems = tuple(problems)
@@ -394,7 +402,7 @@ class Ledger:
             self._touch(entry)
 
     def correct(self, key: FileKey, original: str, origin: OriginalSource) -> None:
-        """The recorded original was read too early: the value of the file's owner is this one."""
+        """The recorded original was read before the runtime had finished: the value of the file's owner is this one."""
         entry = self.get(key)
         if entry is not None and (entry.original, entry.origin) != (original, origin):
             entry.original, entry.origin = self._shared(original), origin
@@ -515,7 +523,7 @@ class Ledger:
             self._order = max(self._order, entry.order)
 
     def _shared(self, text: str) -> str:
-        if len(self._pool) > 20_000:
+        if len(self._pool) > _MOST_SHARED:
             self._pool.clear()
         return self._pool.setdefault(text, text)
 

@@ -4,8 +4,6 @@
 
 `parse` makes a `Topology` of it, `describe` the text of a topology that is regular enough to have one. docs/machine.md
 describes every part.
-
-`describe` checks candidates by building them, so they only have to include the right one; the more probable are first.
 """
 
 import re
@@ -30,7 +28,9 @@ _SIZE: Final = re.compile(r"(\d{1,9})\s*([kmgt]?)(?:i?b?)(?:\s+per\s+node)?")
 _MEMORY_NODES: Final = re.compile(r"(\d{1,9})(?:\s+of\s+(.+))?")
 _UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _FARTHEST: Final = 255
+"""The firmware's table (ACPI SLIT) has one byte for each distance."""
 _MOST_NODES: Final = 1024
+"""Of the largest Linux (NODES_SHIFT 10)."""
 _EXAMPLE: Final = "such as '2 sockets x 2 nodes x 8 cores x 2 threads'"
 
 
@@ -174,7 +174,10 @@ def _rows(machine: MachineDescription, count: int) -> list[tuple[int, ...]]:
 
 
 def suggestions(topology: Topology) -> Iterator[MachineDescription]:
-    """Descriptions with the topology's number of CPUs; none for a machine whose parts differ in size."""
+    """Descriptions with the topology's number of CPUs; none for a machine whose parts differ in size.
+
+    One of them has to be right, as `describe` builds and compares each; the more probable are first.
+    """
     for shape in _shapes(topology):
         for numbered in NUMBERINGS:
             yield replace(shape, numbering=numbered)
@@ -189,11 +192,12 @@ def _shapes(topology: Topology) -> Iterator[MachineDescription]:
     # With CPUs offline a node without any may have lost them all, and a core may have lost threads everywhere.
     for memory_nodes in dict.fromkeys((len(bare), 0) if topology.offline else (len(bare),)):
         domains = len(topology.numa) - memory_nodes
-        off = domains < sockets
+        off = domains < sockets  # several sockets in one node
         if (off and domains != 1) or (not off and domains % sockets):
             continue
         nodes = 1 if off else domains // sockets
         for each in (threads, 2 * threads) if topology.offline else (threads,):
+            # Slow CPUs are E-cores beside the others, or else cores of the regular shape that are listed.
             for e_cores in dict.fromkeys((0, len(slow) // (sockets * nodes))):
                 left = total - e_cores * sockets * nodes
                 cores = left // (sockets * nodes * each)
@@ -242,6 +246,7 @@ def _distances(topology: Topology, domains: int, nodes: int) -> tuple[tuple[int,
     own = {row[number] for number, row in enumerate(rows)}
     if max(len(own), len(within), len(across)) > 1:
         return rows
+    # One level fewer where all other nodes are equally far.
     both = within | across
     return ((rows[0][0], *both),) if len(both) < 2 else ((rows[0][0], *within, *across),)
 

@@ -6,8 +6,7 @@ policies decide. Units: bytes, percent.
 *Ordinary memory* is what the kernel manages less all huge pages. Huge pages are reserved for the programs that ask for
 them: never available to others, also while they are unused. MemTotal contains them; MemFree and MemAvailable do not. So
 each share of a node's memory is one of ordinary memory. Source: proc(5); kernel documentation,
-admin-guide/mm/hugetlbpage (``Hugetlb``: 4.16) and drivers/base/node.c: a NUMA node's meminfo has a count of the default
-size only, so its directory ``hugepages`` is read.
+admin-guide/mm/hugetlbpage.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -39,13 +38,14 @@ _USED: Final = (
 def meminfo_bytes(text: str) -> dict[str, int]:
     """Bytes by name, of /proc/meminfo or of a NUMA node's (whose lines begin with ``Node N``): those that are used.
 
-    Counts are left out. ``Hugetlb``: all huge pages; on kernels before 4.16 those of the default size.
+    Counts are left out. ``Hugetlb``: all huge pages; on kernels before 4.16, which lack it, those of the default size.
     """
     numbers: dict[str, int] = {}
     count = 0
     # Searched for, as it is read several times a second: most of the file's fifty lines are of no use here.
     for name in _USED:
         at = text.find(f"{name}:")
+        # Else it is the end of a longer name.
         if at < 0 or (at and text[at - 1] not in "\n "):
             continue
         end = text.find("\n", at)
@@ -54,6 +54,7 @@ def meminfo_bytes(text: str) -> dict[str, int]:
             continue
         if len(parts) == 2 and parts[1] == "kB":
             numbers[name] = number * _KILO
+        # A NUMA node's count is of the default size only, and its file does not say which that is (`huge_bytes`).
         elif len(parts) == 1 and name == "HugePages_Total" and (not at or text[at - 1] == "\n"):
             count = number
     if count and "Hugepagesize" in numbers:
@@ -75,9 +76,10 @@ def ordinary(numbers: Mapping[str, int], huge: int | None = None) -> dict[str, i
 
 
 def huge_bytes(names: Iterable[str], count_of: Callable[[str], str]) -> int:
-    """Huge pages of every size of one NUMA node. ``names``: in its ``hugepages`` directory; others are ignored.
+    """Huge pages of every size of one NUMA node, whose meminfo counts those of the default size only.
 
-    ``count_of``: the text of ``nr_hugepages`` in one of them. Errors: those of ``count_of``.
+    ``names``: in its ``hugepages`` directory; others are ignored. ``count_of``: the text of ``nr_hugepages`` in one of
+    them. Errors: those of ``count_of``. Source: drivers/base/node.c.
     """
     total = 0
     for name in names:

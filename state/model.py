@@ -183,6 +183,7 @@ class PodMeta(Struct, frozen=True, kw_only=True):
 
 
 _SHARES_MIN: Final = 2
+"""The kubelet's shares of a container without a CPU request (its MinShares)."""
 
 
 class Container(Struct, frozen=True, kw_only=True):

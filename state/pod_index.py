@@ -1,8 +1,8 @@
 """What follows from the pods only: computed when one of them changes, and not with each plan.
 
-The node is planned each second, and its pods change some times an hour. `derived` keeps results for a table that
-does not change; `PodIndex` is the one that most policies use: the pods by class and place, by uid. `of_each` keeps what
-follows from one pod: while a container starts, the other pods of the node are not looked at again.
+The node is planned each second, and its pods change some times an hour. `derived` keeps results of a whole table,
+`of_each` those of each pod: while a container starts, nothing is computed again for the other pods. `PodIndex`, the
+pods by class and place, is the result that most policies use.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ def derived(table: Mapping[K, V], rule: Callable[[Mapping[K, V], *G], T], *given
         return rule(table, *given)
     known = table.results.get(rule)
     values: tuple[object, ...] = given
-    # Of a tuple's items those that are the same object are equal for Python without a look.
+    # Cheap: Python takes two items of a tuple that are the same object for equal without comparing them.
     if known is not None and known[0] == values:
         result: T = known[1]
         return result

@@ -108,6 +108,7 @@ def _remove(path: str) -> None:
 def _forget_old(path: str, why: str) -> None:
     directory, name = os.path.split(path)
     aside = [entry for entry in os.listdir(directory) if entry.startswith(f"{name}.{why}-")]
+    # By name, which is by time.
     for base in sorted(entry for entry in aside if not entry.endswith(("-wal", "-shm")))[:-KEEP]:
         with suppress(OSError):
             _remove(os.path.join(directory, base))

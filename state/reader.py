@@ -79,7 +79,7 @@ def open_readonly(path: str, *, newer: bool = True) -> sqlite3.Connection:
     Errors: `NoStoreError`, `StoreDeniedError`, `LostStoreError`; `StoreError` when it cannot be opened;
     `NewerSchemaError`.
     """
-    _look(path)
+    _check_exists(path)
     # SQLite would wait for the writer of a pipe.
     if not os.path.isfile(path):
         raise StoreError(f"{path}: cannot be read: not a regular file")
@@ -89,6 +89,7 @@ def open_readonly(path: str, *, newer: bool = True) -> sqlite3.Connection:
             guard(connection)
             version = schema_version(connection, path, newer=newer)
         except sqlite3.OperationalError:
+            # Its WAL cannot be opened here: a read-only file system, or no right to make the shared-memory file.
             connection.close()
             connection = _copied(path)
             guard(connection)
@@ -122,7 +123,7 @@ def read_tables(path: str) -> Tables:
         unread.append(str(exc))
     try:
         with closing(open_readonly(path)) as connection:
-            connection.execute("BEGIN")
+            connection.execute("BEGIN")  # one snapshot of all tables
             left = (MOST_ROWS, MOST_BYTES)
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             newer = NewerSchemaError(path, version, VERSION) if version > VERSION else None
@@ -179,7 +180,7 @@ def _text(body: bytes | None) -> str:
     return text if isinstance(text, str) else ""
 
 
-def _look(path: str) -> None:
+def _check_exists(path: str) -> None:
     """Whether there is a store to open. Errors: as `open_readonly`."""
     directory, name = os.path.split(os.path.abspath(path))
     exists, beside = False, []
@@ -197,6 +198,7 @@ def _look(path: str) -> None:
         raise StoreDeniedError(f"{path}: permission denied: run with sudo")
     if exists:
         return
+    # The daemon's lock, the second copy, values about to be written, or a damaged store that was moved aside.
     if any(text == "lock" or text.startswith(f"{name}.") for text in beside):
         raise LostStoreError(f"{path}: state file missing although bypassd ran here")
     raise NoStoreError(f"{path}: no state file: bypassd never ran here")
@@ -235,7 +237,7 @@ def _uri(path: str) -> str:
 
 
 def _copied(path: str) -> sqlite3.Connection:
-    """The same content from a private copy that is deleted at once (the open connection keeps it)."""
+    """The same content in memory, read from a private copy of the files, which is then deleted."""
     import shutil  # only on this rare path: 10 ms that the command line does not have
     import tempfile
 

@@ -69,5 +69,5 @@ class MirroredRows(Generic[R]):
             if again:
                 self._store.apply(again)
             self._generation = generation
-        # Above what was: the batch is newer, or as new.
+        # Last: the batch is newer than what the owner holds, or the same.
         self._store.apply(batch)

@@ -87,14 +87,16 @@ MOST_BYTES: Final = 256 << 20
 _LONGEST: Final = 16 << 20
 """Bytes of a key or a row, and of a statement."""
 _STEPS: Final = 1_000_000
-_MOST_STEPS: Final = 1_000
-"""Calls after so many steps of SQLite's machine: some 10 s. Reading 5,000 rows takes 50,000 steps."""
+"""Instructions of SQLite's virtual machine between two calls of the handler. Reading 5,000 rows takes 50,000."""
+_MOST_CALLS: Final = 1_000
+"""Of the handler, which then ends the statement: some 10 s."""
 _OWN: Final = {
     words[2]: text
     for statements in MIGRATIONS
     for text in statements
     if (words := text.split())[:2] == ["CREATE", "TABLE"]
 }
+"""The tables by name, with the statement that SQLite keeps as the text of each."""
 _MOST_OBJECTS: Final = 1_000
 
 
@@ -165,7 +167,7 @@ def guard(connection: sqlite3.Connection) -> None:
     def count() -> int:
         nonlocal calls
         calls += 1
-        return calls > _MOST_STEPS
+        return calls > _MOST_CALLS
 
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
     connection.set_progress_handler(count, _STEPS)
@@ -183,10 +185,12 @@ def check_objects(connection: sqlite3.Connection, path: str) -> None:
     for number, (kind, name, page, text) in enumerate(cursor):
         if number >= _MOST_OBJECTS:
             raise ValueError(f"{path}: more than {_MOST_OBJECTS} objects in the schema")
+        # A virtual table has no page of its own: its rows are computed.
         if kind not in {"table", "index"} or not page:
             raise ValueError(f"{path}: the schema has a {kind!s:.20} {name!r:.60}, which was not created by bypassd")
         if name in _OWN and (kind != "table" or text != _OWN[name]):
             raise ValueError(f"{path}: the table {name} was not created by bypassd")
+        # SQLite's own index, of a primary key, has no text.
         if kind == "index" and text is not None:
             raise ValueError(f"{path}: the schema has an index {name!r:.60}, which was not created by bypassd")
 

@@ -18,6 +18,7 @@ from state.schema import FILES, META
 
 _DEEPEST: Final = 8
 _LAST: Final = 1 << 60
+"""A larger order is damage: the numbers that are counted on from it have to fit into 64 bits."""
 _DEVICE: Final = "bypassd-be"
 Row = dict[str, Any]  # a field's value is a text, a number or a list of texts
 
@@ -55,6 +56,7 @@ def convert(rows: Mapping[str, Mapping[str, bytes]], boot: str) -> Converted:
 
 
 def _unpack(body: bytes) -> Row:
+    # Cookies and resctrl's domains are keys that are numbers.
     kept: Row = msgpack.unpackb(body, strict_map_key=False)
     return kept
 

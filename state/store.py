@@ -1,17 +1,11 @@
 """The durable store of the agent's state: SQLite in WAL mode, ``synchronous=FULL``.
 
 It has keyed tables and a bounded history; `state.ledger` and `state.rows` define the rows' meaning. All calls are
-synchronous and belong to ONE thread at a time: call them from a worker thread with a limiter of one. Two threads inside
-at once raise instead of interleaving.
+synchronous and belong to one thread at a time: call them from a worker thread with a limiter of one.
 
-States: *writable*; *unwritable* (full disk, read-only mount, missing right): every write raises `StoreError`, readable
-rows were read, and the file is tried again every ``retry_s``. A damaged file is moved aside
-(``state.db.corrupt-<time>``), salvageable rows are written into a new one, and `quarantined` has the path. A file that
-was deleted or replaced while in use, or moved aside later, raises `generation`: owners then write everything they hold
-again.
-
-What must not be lost is kept twice (`state.mirror`): a damaged, deleted or set back file is made again from its copy,
-and `lost` reports when even that was not enough. `check` finds such damage while the store is in use.
+A store is writable or not (full disk, read-only mount, missing right): then every write raises `StoreError`. Another
+program may damage, delete or replace the file while it is in use: it is then made again from what can be read of it and
+from its second copy (`state.mirror`).
 
 Source: SQLite documentation, "Write-Ahead Logging", "Result and error codes".
 """
@@ -59,6 +53,7 @@ from state.store_files import Marks, check_header, file_marks, identity, sync_di
 __all__ = ["DEFAULT_PATH", "NewerSchemaError", "Store", "StoreBatch", "boot_id", "read_dump"]
 
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+"""The file is damaged, whatever the call."""
 # Where a file is read, every other error than these is damage: our SQL is right, so "no such table", a row longer than
 # any (SQLITE_TOOBIG), more steps than a store needs, or (code 0, Python's own) text other than UTF-8 are the file's.
 _ENVIRONMENT: Final = frozenset(
@@ -149,19 +144,27 @@ class Store:
         self.path = os.path.abspath(path)
         self.boot = boot
         self.generation = 0
+        """Grows when the file was made or opened again: the owners of rows then write everything that they hold."""
         self.writable = False
         self.problem: str | None = None
         self.quarantined: str | None = None
+        """The path of the damaged file that was moved aside last."""
         self.damage: str | None = None
+        """What was wrong with it, or that its copy was missing."""
         self.salvaged = 0
+        """Rows of the ledger that were saved from damaged files or their copies."""
         self.lost = False
+        """Rows may be missing that the copy does not have either."""
         self.unrecorded: str | None = None
+        """Why the last write of a restore did not become durable."""
         self.unreadable: str | None = None
         self.rebooted = False
         self._must_record = must_record
         self._serial = 0
+        """Number of the last transaction."""
         self._copy = CopyFile(self.path)
         self._marks: Marks = ()
+        """The files after this store's last write."""
         self._foreign = False
         """Another program has written the file since the last check."""
         self._reopened: str | None = None
@@ -175,7 +178,7 @@ class Store:
         self._monotonic = monotonic
         self._connection: sqlite3.Connection | None = None
         self._identity = (0, 0)
-        self._lane = threading.Lock()
+        self._in_use = threading.Lock()
         try:
             self._open()
         except StoreError as exc:
@@ -263,7 +266,7 @@ class Store:
         with self._alone():
             reopened, self._reopened = self._reopened, None
             if self._connection is None:
-                self._reopened = reopened
+                self._reopened = reopened  # reported when it is open again
                 return None
             if reopened is not None:
                 return f"{self.path}: {reopened}; recreated"
@@ -312,12 +315,13 @@ class Store:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        if not self._lane.acquire(blocking=False):
+        # Raises instead of waiting: interleaved calls are a mistake in the caller's limiter.
+        if not self._in_use.acquire(blocking=False):
             raise RuntimeError("two threads use the store at once: it belongs to one lane")
         try:
             yield
         finally:
-            self._lane.release()
+            self._in_use.release()
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
@@ -374,6 +378,7 @@ class Store:
         directory = os.path.dirname(self.path)
         os.makedirs(directory, mode=0o700, exist_ok=True)
         finish_interrupted(self.path)
+        # SQLite would make it with 0644.
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         sync_directory(directory)
         # check_same_thread: the store's worker thread is not always the same one.
@@ -394,6 +399,7 @@ class Store:
         meta = dict(_each(connection, META))
         self._serial = serial_of(meta)
         copied = self._copied()
+        # A daemon that was killed has left a copy, if it counted transactions: someone has deleted it.
         if copied is None and SERIAL in meta and RUNNING in meta:
             self.lost, self.damage = True, NO_COPY
         elif copied is not None and copied.serial > self._serial and not is_stale(copied, meta):
@@ -496,6 +502,7 @@ class Store:
         try:
             for table in batch.cleared:
                 connection.execute(f"DELETE FROM {table}")  # noqa: S608
+            # In each transaction: by it the store and its copy show which of them lacks some.
             connection.execute(_PUT.format(META), (SERIAL, seal(SERIAL, _pack(self._serial + 1))))
             for table, rows in batch.rows.items():
                 gone = [(key,) for key, body in rows.items() if body is None]
@@ -519,9 +526,10 @@ class Store:
     # Failing
 
     def _failed(self, exc: sqlite3.Error | ValueError, *, reading: bool = False) -> StoreError:
-        """What a failed transaction (``reading``: a read), or a broken seal, means for the store from now on."""
+        """What a failed transaction (``reading``: a read), or an invalid seal, means for the store from now on."""
         code = _code(exc) if isinstance(exc, sqlite3.Error) else sqlite3.SQLITE_CORRUPT
         if code == sqlite3.SQLITE_BUSY:
+            # Nothing is wrong with the file, and the connection remains: the next write tries again.
             return StoreError(f"{self.path}: the store is in use by another process: {exc}")
         short = getattr(exc, "sqlite_errorcode", None) == sqlite3.SQLITE_IOERR_SHORT_READ  # cut off under us
         # Without a code it may be our own mistake, such as a closed connection: the next opening decides.
@@ -545,20 +553,24 @@ class Store:
         return StoreError(self.problem)
 
     def _quarantine(self, why: str) -> None:
-        """Save what can be read into a fresh file and move the damaged one aside. Errors: OSError, `sqlite3.Error`."""
+        """Save what can be read into a fresh file and move the damaged one aside (``state.db.corrupt-<time>``).
+
+        Errors: OSError, `sqlite3.Error`.
+        """
         rescued: dict[str, dict[str, bytes]] = {}
         if self._connection is not None:
             rescued = salvage(self._connection)
         copied = self._copied()
         merged, self.lost = merge(rescued, copied)
         if copied is not None and self.boot and copied.boot not in {"", self.boot}:
+            # A copy of an earlier boot: what it has of cgroups is about directories that no longer exist.
             kept = {key: row for key, row in merged.get(FILES, {}).items() if outlives_boot(key)}
             merged |= {table: rescued.get(table, {}) for table in BOOT_BOUND}
             merged[FILES] = kept | merged[FILES]
         self._drop(checkpoint=False)
-        there = os.path.lexists(self.path)
+        existed = os.path.lexists(self.path)
         aside = replace_damaged(self.path, merged, self._clock())
-        self.quarantined = aside if there else self.quarantined
+        self.quarantined = aside if existed else self.quarantined
         self.salvaged += len(merged.get(FILES, ()))
         self.damage = why
 

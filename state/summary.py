@@ -132,6 +132,7 @@ def _group_facts(cache: CachePlan | None) -> dict[str, object]:
             group.name: {"schemata": lines_of(format_schemata(group.schemata)), "reason": group.reason}
             for group in cache.groups
         },
+        # The default group's name is empty.
         "members": {uid: group for uid, group in sorted(cache.members.items()) if group},
         "problems": list(cache.problems),
     }

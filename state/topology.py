@@ -70,6 +70,7 @@ class Topology(Struct, frozen=True, kw_only=True, dict=True):
     numa: tuple[NumaNode, ...] = ()
 
     def __post_init__(self) -> None:
+        # The struct is frozen: defaults that follow from other fields are set here, before anyone has it.
         if not self.cpus:
             force_setattr(self, "cpus", tuple(Cpu(id=cpu, core=cpu) for cpu in self.online))
         described = CpuSet(cpu.id for cpu in self.cpus)

@@ -28,8 +28,11 @@ _NODE_DIRECTORY: Final = re.compile(r"node(\d+)")
 _CACHE_DIRECTORY: Final = re.compile(r"index(\d+)")
 _STAT_CPU: Final = re.compile(r"^cpu(\d+) ", re.MULTILINE)
 _SMALLEST: Final = 4096
+"""A page."""
 _FARTHEST: Final = 255
+"""The firmware's table (ACPI SLIT) has one byte for each distance."""
 _LARGEST: Final = 1 << 16
+"""Bytes that are read of one file."""
 
 ONLINE: Final = "sys/devices/system/cpu/online"
 """The list of online CPUs, below the root."""
@@ -183,6 +186,7 @@ def _l3_directory(base: str) -> str | None:
 
 
 def _slow(devices: str, capacity: Mapping[int, int]) -> CpuSet:
+    # Intel's hybrid machines name them by their perf units, Arm's have a capacity.
     named = EMPTY
     for unit in ("cpu_atom", "cpu_lowpower"):
         named |= _list(f"{devices}/{unit}/cpus") or EMPTY
@@ -196,6 +200,7 @@ def _text(path: str) -> str:
     """The file, or nothing at all if it is unreadable: every part of /sys is optional."""
     # Not with open(): its layers cost three times the system calls, and this is called thousands of times.
     try:
+        # O_NONBLOCK: a copied tree may have a pipe there, which would wait for a writer.
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return ""

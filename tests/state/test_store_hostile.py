@@ -71,8 +71,8 @@ def test_the_daemon_moves_such_a_store_aside(tmp_path: Path, wrong: str) -> None
 
 def test_a_statement_without_an_end_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A whole budget takes seconds; that it is one is a matter of its size.
-    assert schema._MOST_STEPS * schema._STEPS <= 1_000_000_000
-    monkeypatch.setattr(schema, "_MOST_STEPS", schema._MOST_STEPS // 100)
+    assert schema._MOST_CALLS * schema._STEPS <= 1_000_000_000
+    monkeypatch.setattr(schema, "_MOST_CALLS", schema._MOST_CALLS // 100)
     path = made(tmp_path / "state.db", *others(""))
     with closing(open_readonly(path)) as connection:
         with pytest.raises(sqlite3.OperationalError, match="interrupted"):
