@@ -66,6 +66,7 @@ def evaluate(
     at = max(sight.measured_at(text) for text in (_MISSES, _OCCUPANCY) if sight.value(text) is not None)
     held = step(memory, at, config, breached=all(signs), cleared=not any(signs), look_s=sight.patience_s(_MISSES))
     verdict = held.verdict
+    # One of two signs is a suspicion, for however long.
     if verdict is Verdict.OK and any(signs):
         verdict = Verdict.SUSPECT
     return DetectorVerdict(

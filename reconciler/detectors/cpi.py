@@ -4,14 +4,9 @@ Every minute gives one value: the mean of what was measured in it while the pod 
 workload's usual value is learned from all its pods on this node, kept over restarts, and halved in weight every day. A
 value above mean + 2 sigma is an outlier; three within five minutes are interference.
 
-Without a PMU another measure is used, in this order, named in the verdict: the share of waiting in the run queue (not
-while the own quota stops the pod), CPU time for each byte of memory traffic (only while BE work moves as much as the
-victim does), time in which tasks waited for a CPU. Each measure has its own history.
+Without a PMU another measure is used (`MEASURES`), and named in the verdict. Each measure has its own history.
 
-Source: CPI² (Google, EuroSys 2013), the merge as in rubik. Differences: outliers are learned like all others unless
-they were part of confirmed interference. rubik leaves out each one above mean + 2 sigma; sigma shrinks by that until
-healthy values are outliers. A level that lasts ``relearn_s`` is learned in any case: it is another version of the
-program.
+Source: CPI² (Google, EuroSys 2013), the merge as in rubik; what is learned differs (`reconciler.detectors.moments`).
 """
 
 from collections.abc import Mapping
@@ -54,7 +49,7 @@ class CpiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     # Load repeats by the day.
     half_life_s: ClassVar[float] = 86400.0
-    # A new version of a program, not interference.
+    # A level that lasts so long is a new version of the program, not interference: it is learned.
     relearn_s: ClassVar[float] = 21600.0
     # Counters are read once a minute: two of them, and some.
     stale_s: ClassVar[float] = 130.0
@@ -112,7 +107,9 @@ MEASURES: Final = (
     _Measure("memory.bandwidth", " CPU-ns/B", ContendedResource.CACHE, 0.1, 0.0),
     _Measure("cpu.pressure", " %", ContendedResource.CPU, 0.1, 1.0),
 )
-"""In the order in which they are taken."""
+"""In the order in which they are taken: cycles per instruction, the share of waiting in the run queue, CPU time for
+each byte of memory traffic, time in which tasks waited for a CPU.
+"""
 
 
 def evaluate(config: CpiConfig, sight: VictimView, memory: CpiMemory | None) -> tuple[DetectorVerdict, CpiMemory]:
@@ -218,6 +215,7 @@ def _value(config: CpiConfig, sight: VictimView, measure: _Measure, begun_s: flo
         if use is None or use < config.gate_milli:
             continue
         if measure.name == "cpu.wait":
+            # A task that the own quota stops waits in the run queue, too.
             own = _near(quota, at, sight.fresh_s)
             if own is None or own > 0:
                 continue
@@ -229,6 +227,7 @@ def _value(config: CpiConfig, sight: VictimView, measure: _Measure, begun_s: flo
         good.append(value)
     if len(good) * 2 <= len(points):
         return None
+    # A slow byte is the neighbours' doing only while they move at least as many.
     if measure.name == "memory.bandwidth" and _others(sight, begun_s) < moments_of(points.values()).mean:
         return None
     return moments_of(good).mean

@@ -92,7 +92,7 @@ def evaluate(
     taught: dict[str, Struct] = {}
     best: list[DetectorVerdict] = []
     verdict, bad, severity = _UNKNOWN, -1, 0.0
-    found_by, dark = watch.found_by, best
+    found_by, unmeasured = watch.found_by, best
     for number, group in enumerate(groups):
         opinions: list[DetectorVerdict] = []
         for place, judge, memory_type, config, whose in group:
@@ -113,7 +113,7 @@ def evaluate(
         if this is _INTERFERED:
             found_by |= {number}
         elif this is _UNKNOWN and number in found_by:
-            dark = opinions
+            unmeasured = opinions
         badness = _BADNESS[this]
         if badness > bad or (badness == bad and worst > severity):
             best, verdict, bad, severity = opinions, this, badness, worst
@@ -123,8 +123,8 @@ def evaluate(
     if verdict is _INTERFERED:
         found_s = now
     elif found_s is not None and verdict is _OK:
-        if dark:
-            verdict, best = _UNKNOWN, dark
+        if unmeasured:
+            verdict, best = _UNKNOWN, unmeasured
         elif now - found_s < rule.clear_s:
             verdict = Verdict.SUSPECT
         else:

@@ -4,10 +4,7 @@ Expected is an exponentially weighted mean of the samples before (decay 2 / (N +
 ten), the deviation is theirs around it. Outliers in a row are interference; a level that lasts ``relearn_s`` is the new
 normal.
 
-Source: Caelus (three sigma around an EWMA). Differences, each of them a fault there: the sample under test, and those
-of the same run of outliers, are in neither mean nor deviation (with it inside, no single spike can ever be found at the
-default of 11 samples: for a flat line the test is ``(1-d)^2 > 9/N ((1-d)^2 + (N-1) d^2)``); and the deviation has a
-floor, without which a flat line finds outliers in rounding.
+Source: Caelus (three sigma around an EWMA, which there includes the sample under test).
 """
 
 import math
@@ -25,7 +22,9 @@ from reconciler.signals.catalog import SIGNALS
 from state.evidence import ContendedResource, DetectorVerdict, Verdict
 
 _FIRST: Final = 10
+"""The mean of so many samples begins the weighted one."""
 _LEAST: Final = 11
+"""Fewer samples of the past are too few to judge by."""
 
 
 class EwmaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,12 +97,15 @@ def evaluate(config: EwmaConfig, sight: VictimView, memory: EwmaMemory | None) -
     if value is None:
         text = "the victim has no pool" if subject is None else f"{config.signal} not available"
         return unknown(text), memory
+    # Neither the sample under test nor the outliers before it count. With itself inside, no single spike is ever found
+    # at 11 samples: for a flat line the test is (1-d)^2 > 9/N ((1-d)^2 + (N-1) d^2).
     start = memory.since_s if memory.run else at
     past = _past(config, sight, subject, memory.from_s, start)
     if len(past) < _LEAST:
         text = f"{config.signal}: {len(past)} of {_LEAST} past samples"
         return unknown(text), EwmaMemory(at_s=at, from_s=memory.from_s)
     usual = expected(past)
+    # Without a floor a flat line has outliers by rounding.
     sigma = max(usual.sigma, config.floor_fraction * abs(usual.mean), config.floor)
     distance = value - usual.mean
     distance = {"up": distance, "down": -distance, "both": abs(distance)}[config.direction]

@@ -1,8 +1,9 @@
 """idle_cores: less CPU time is idle in the victim's pool than a burst of it would need, and BE work uses some of it.
 
-Source: PerfIso (keep B cores idle always); the sizes are those of the policy ``idle_buffer``, which keeps to them ten
-times a second. This detector reports that it could not, or is off. Difference: a pool that its own pods fill up is
-busy, not disturbed.
+The sizes are those of the policy ``idle_buffer``, which keeps to them ten times a second; this detector reports that it
+could not, or is off. A pool that its own pods fill up is busy, not disturbed.
+
+Source: PerfIso (keep B cores idle always).
 """
 
 from typing import Annotated, Final

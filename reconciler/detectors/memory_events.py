@@ -2,8 +2,7 @@
 
 Killed: interference at once, unless the pod had filled its own limit. Reading back (refaults) above a limit counts
 while the node as a whole is short of memory: kswapd or, worse, tasks themselves take pages back; or all pods together
-meet the limit that the kubelet has set for them. A pod at its own limit thrashes because of that limit, and no other
-pod is a suspect.
+meet the limit that the kubelet has set for them.
 
 Source: Katalyst's kswapd and refault thresholds, oomd (kills are the last sign, not the first).
 """
@@ -75,6 +74,7 @@ def evaluate(
     kills, killed_at = _kills(config, sight)
     if refaults is None and kills is None and not (sight.pod is None and node.known):
         return unknown("memory.refaults and oom.kills not available"), paused(memory, sight.now)
+    # A pod at its own limit thrashes because of that limit: no other pod is a suspect.
     own = _own(sight, None)
     own_kill = own if killed_at is None else _own(sight, killed_at)
     # The node has no limit of its own, and its refaults without that harm no pod.
@@ -94,6 +94,7 @@ def evaluate(
     verdict, first = held.verdict, ""
     degree = node.degree if sight.pod is None else 0.0 if refaults is None else severity(refaults, config.refaults)
     if kills and not own_kill:
+        # A kill is beyond any limit, however few pages are read back.
         verdict, degree = Verdict.INTERFERED, max(2.0, degree)
     elif (own and many) or (own_kill and kills):
         first = own_kill if own_kill and kills else own
@@ -143,7 +144,7 @@ def _kills(config: MemoryEventsConfig, sight: VictimView) -> tuple[float | None,
         return None, None
     since = sight.now - config.kill_s
     if not any(series.after(since)[1]):
-        return 0.0, None
+        return 0.0, None  # the usual case
     pairs = [(at, value) for at, value in series.since(since) if value > 0]
     return sum(value for _, value in pairs), pairs[-1][0] if pairs else None
 

@@ -1,8 +1,9 @@
 """Mean and deviation learned piece by piece: merged without the samples, and aged so that the old weighs less.
 
-Source: the incremental merge of CPI² as rubik has it. Differences: the caller excludes the samples of confirmed
-interference, but not single outliers: excluding all above mean + 2 sigma cuts the tail off the distribution, so that
-sigma shrinks and ever more of the healthy samples look like outliers.
+Callers exclude the samples of confirmed interference, but not single outliers. rubik excludes each one above mean + 2
+sigma: that cuts the tail off the distribution, so that sigma shrinks, and ever more healthy samples are outliers.
+
+Source: the incremental merge of CPI² as rubik has it.
 """
 
 import math

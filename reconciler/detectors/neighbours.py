@@ -88,7 +88,7 @@ def change(sight: VictimView, signal: str) -> NeighbourChange | None:
 def collapsed(sight: VictimView, signal: str, left_fraction: float) -> tuple[NeighbourChange, bool] | None:
     """Whether the victim gets less than ``left_fraction`` of its usual amount, while it works as much as before.
 
-    None: unknown. A victim that uses less than 80 % of its usual CPU time has less to do.
+    None: unknown.
     """
     result, work = change(sight, signal), change(sight, "cpu.use")
     if result is None or work is None:
@@ -97,3 +97,4 @@ def collapsed(sight: VictimView, signal: str, left_fraction: float) -> tuple[Nei
 
 
 _WORKS: Final = 0.8
+"""Of its usual CPU time: with less a victim has less to do."""

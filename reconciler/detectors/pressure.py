@@ -4,9 +4,10 @@ Two forms. ``above``: avg10 above the limit all the time. ``rising``: avg60 abov
 too, and not falling fast, which would mean that recovery is under way. A stall of one minute that has just ended
 fulfils neither.
 
-Source: oomd (pressure_above, pressure_rising_beyond with its factor 0.85), senpai (averages from stall totals). Where
-we differ: 10 s and 60 s averages are made from our own samples, so that node files, cgroup v2 and vendor kernels behave
-the same; ``cpu.pressure`` is without the victim's own throttling already.
+The averages of 10 s and 60 s are made from bypassd's own samples, so that node files, cgroup v2 and vendor kernels
+behave the same; ``cpu.pressure`` is without the victim's own throttling already.
+
+Source: oomd (pressure_above, pressure_rising_beyond with its factor 0.85), senpai (averages from stall totals).
 """
 
 from functools import partial

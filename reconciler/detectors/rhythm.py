@@ -51,7 +51,7 @@ class CorrelationLevels:
 
     @cached_property
     def weights(self) -> list[float]:
-        """What use at each moment counts in CPI²'s correlation."""
+        """What use at each moment counts in CPI²'s correlation: above 0 in a bad moment, below it in a good one."""
         limit = self.limit
         if limit <= 0:
             return [1.0 if level > limit else 0.0 for level in self.values]
@@ -181,3 +181,4 @@ def _varies(moments: Moments) -> bool:
 
 
 _FLAT: Final = 0.1
+"""A deviation of at most this share of the mean is noise, with which nothing correlates."""

@@ -37,6 +37,7 @@ class VictimSelector(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return False
         if self.namespaces and not any(fnmatchcase(pod.namespace or "", namespace) for namespace in self.namespaces):
             return False
+        # While no source has reported the pod's labels, a rule about labels does not cover it.
         return self.labels.empty or (pod.certain and self.labels.matches(pod.labels))
 
     def match_host(self, host: PodSnapshot) -> bool:

@@ -1,14 +1,11 @@
 """run_queue: tasks of the victim wait for a CPU while its own quota lets them run.
 
 Time is cut into windows of 2 s. A window is bad when the waiting's share of waiting and running is above mean + 3 sigma
-of the victim's own healthy past, or above a fixed limit, and each wait took more than 1 ms, or 0.2 ms where waiting is
-more than 20 %: a service with requests of 0.2 ms never waits for 1 ms on average, and is four times slower all the
-same. Three bad ones of the last five are interference. A window in which the victim's own quota stopped it counts for
-nothing: a throttled task waits in the run queue as well, which no neighbour causes.
+of the victim's own healthy past, or above a fixed limit, and the waits are long (`_hurts`). Three bad ones of the last
+five are interference. A window in which the victim's own quota stopped it counts for nothing. The past is learned from
+all windows but those of confirmed interference (`reconciler.detectors.moments`).
 
-Source: Netflix's run-queue latency (always reported together with throttling); peers have no such detector. The past is
-learned from all windows but those of confirmed interference, see `moments`; what lasts ``relearn_s`` is the new normal
-for the deviation, never for the fixed limit.
+Source: Netflix's run-queue latency (always reported together with throttling); peers have no such detector.
 """
 
 from functools import partial
@@ -33,6 +30,7 @@ _SIGMA_SHARE: Final = 0.1
 _SIGMA_LEAST: Final = 0.3
 """The deviation counts as at least this share of the mean and this many points: a flat line is not that exact."""
 _SHORTER: Final = 5
+"""Where waiting is severe, waits of a fifth of ``delay_us`` count."""
 _SLACK: Final = 0.5
 """A window is evaluated when at least this part of it was sampled."""
 
@@ -55,11 +53,11 @@ class RunQueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     # A workload that hardly ever waits has a spread near zero: less than this harms no one.
     floor_percent: ClassVar[float] = 1.0
-    # So long a share of waiting matters at short waits, too: a fifth of delay_us is then enough.
+    # So large a share of waiting matters at short waits, too.
     severe_percent: ClassVar[float] = 20.0
     # A pod that its own quota stops waits for itself.
     throttled_percent: ClassVar[float] = 0.0
-    # What lasts for half an hour is the workload's new normal.
+    # What lasts for half an hour is the workload's new normal: for the deviation, never for the fixed limit.
     relearn_s: ClassVar[float] = 1800.0
 
     def __post_init__(self) -> None:
@@ -192,10 +190,11 @@ def _opinion(
         parts = partial(_words, seen[0], None, limit, "")
         return DetectorVerdict(verdict=Verdict.OK, text=parts, severity=severity(seen[0], limit))
     high = [item for index, wait in too_high if (item := _hurting(config, sight, index, wait)) is not None]
+    # A throttled task waits in the run queue as well, which no neighbour causes.
     own = [item for item in high if item.throttled is not None and item.throttled > config.throttled_percent]
-    untold = [item for item in high if item.throttled is None or (item.delay is None and item not in own)]
-    bad = [item for item in high if item not in own and item not in untold]
-    worst = max(bad or untold, key=lambda item: item.wait, default=None)
+    unmeasured = [item for item in high if item.throttled is None or (item.delay is None and item not in own)]
+    bad = [item for item in high if item not in own and item not in unmeasured]
+    worst = max(bad or unmeasured, key=lambda item: item.wait, default=None)
     wait = seen[0] if worst is None else worst.wait
     parts = partial(_words, wait, worst, limit, f"; {len(bad)} of the last {len(seen)} windows" if bad else "")
     verdict = Verdict.SUSPECT if bad else Verdict.OK
@@ -209,9 +208,9 @@ def _opinion(
         wait = max(item.wait for item in own)
         verdict = Verdict.OK
         parts = partial(_own_words, wait, max(item.throttled or 0.0 for item in own))
-    elif len(bad) + len(untold) >= config.bad:
+    elif len(bad) + len(unmeasured) >= config.bad:
         return unknown(f"{parts()}; cpu.throttled or cpu.delay is not measured: may be caused by its own quota")
-    elif missing and len(bad) + len(untold) + missing >= config.bad:
+    elif missing and len(bad) + len(unmeasured) + missing >= config.bad:
         # What was not measured could make it interference.
         return unknown(f"{parts()}; only {len(seen)} of {config.windows} windows were measured")
     return DetectorVerdict(verdict=verdict, text=parts, severity=severity(wait, limit), gap=gap)
@@ -229,7 +228,10 @@ def _own_words(wait: float, cut: float) -> str:
 
 
 def _hurts(config: RunQueueConfig, wait: float, delay: float | None) -> bool:
-    """Whether the wait is significant: long waits, or shorter ones that are a large part of short requests."""
+    """Whether the wait is significant: long waits, or shorter ones that are a large part of short requests.
+
+    A service with requests of 0.2 ms never waits for 1 ms on average, and is four times slower all the same.
+    """
     return delay is None or delay > config.delay_us / (_SHORTER if wait > config.severe_percent else 1)
 
 

@@ -77,8 +77,9 @@ _RESOURCES: Final = (
     ("fs.", ContendedResource.IO),
     ("net.", ContendedResource.NETWORK),
 )
-
+"""By how the signal's name begins, the special case before the general one."""
 _GAPS: Final = {ContendedResource.CPU: "milli-CPU", ContendedResource.MEMORY: "bytes", ContendedResource.IO: "bytes/s"}
+"""The units of `state.evidence.DetectorVerdict.gap`."""
 
 
 def shown(signal: str, value: float) -> str:

@@ -1,20 +1,12 @@
 """Possible causes: pods that used what the victim lacked during its bad moments, the most probable first.
 
-A score has three factors, each 0-1:
-
-- share: the pod's use of the resource during the bad moments, within ``window_s``, against the pod that used most: of
-  ten with equal use each is as probable. CPU time counts by the part of the pod's CPUs that the victim runs on, too;
-  memory by growth, size and refaults; disks by bytes and requests; the cache by occupancy and bandwidth; the network by
-  bytes.
-- time: whether the pod was active in the bad moments and quiet in the others, over all of the kept past. CPI²'s
-  correlation, with the victim's symptom (run-queue wait for CPU) in place of CPI, and Pearson's where both vary.
-- own: less than 1 when the victim is at its own limit, which no neighbour caused.
+A score is the product of three factors, each 0-1: the share of the use during the bad moments (`_shares`), whether the
+pod was active then and quiet otherwise (`_time`), and the victim's own part (`_own`).
 
 A pod whose use is not measured, or next to nothing, is not a suspect. Online pods are reported as well, for people;
 responses are not decided here.
 
-Source: CPI² section 4.2 (correlation), Netflix (waiting reported together with own throttling). Difference: CPI² ranks
-by correlation only, so that of a pod with 2 CPUs and one with 0.02 that follow the same rhythm either may be first.
+Source: CPI² section 4.2 (correlation), Netflix (waiting reported together with own throttling).
 """
 
 import math
@@ -103,6 +95,7 @@ def rank(
     for uid in sorted(shares, key=lambda text: (-shares[text], text))[:MOST]:
         pod = _neighbour(sight, uid)
         time, message = _time(sight, pod, parts, symptom)
+        # CPI² ranks by correlation only: of pods with 2 and 0.02 CPUs in the same rhythm either may be first there.
         score = min(1.0, max(0.0, shares[uid] * time * own))
         texts = [
             f"{part.words} {quantity(used[uid], part.unit)} ({percent(100 * used[uid] / total)} of all other pods)"
@@ -150,7 +143,10 @@ def _used(
 def _shares(
     parts: Sequence[_SuspectScore], uses: Sequence[Mapping[str, float]], totals: Sequence[float]
 ) -> dict[str, float]:
-    """Each pod's use against the pod with most; a measure that is 0 for all pods is skipped."""
+    """Each pod's use against the pod with most: of ten with equal use each is as probable as a single one would be.
+
+    A measure of which all pods together have next to nothing is skipped.
+    """
     shares: dict[str, float] = {}
     active: set[str] = set()
     for part, used, total in zip(parts, uses, totals, strict=True):
@@ -167,7 +163,11 @@ def _shares(
 def _time(
     sight: VictimView, pod: PodSnapshot, parts: Sequence[_SuspectScore], symptom: SymptomSeries | None
 ) -> tuple[float, str]:
-    """The factor of time and a text; 1.0 where it is unknown."""
+    """The factor of time and a text, over all of the kept past; 1.0 where it is unknown.
+
+    CPI²'s correlation, with the victim's symptom (run-queue wait for CPU) in place of CPI, and Pearson's where both
+    vary.
+    """
     if symptom is not None:
         for part in parts:
             pair = None if part.growth else rhythm(sight, pod.subject, part.signals, symptom)
@@ -177,7 +177,10 @@ def _time(
 
 
 def _own(sight: VictimView, resource: ContendedResource, window_s: float) -> tuple[float, str]:
-    """The part of the interference that others may cause, and the victim's own part as text."""
+    """The part of the interference that others may cause, and the victim's own part as text.
+
+    Less than 1 when the victim is at its own limit, which no neighbour caused.
+    """
     if sight.pod is None:
         return 1.0, ""
     if resource is ContendedResource.CPU:
@@ -195,6 +198,7 @@ def _own(sight: VictimView, resource: ContendedResource, window_s: float) -> tup
 
 
 _CUT: Final = 1.0
+"""Percent of the periods: less throttling explains nothing."""
 
 
 def _where(sight: VictimView, resource: ContendedResource, overlap: float) -> str:

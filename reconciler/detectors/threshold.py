@@ -18,7 +18,9 @@ from state.evidence import ContendedResource, DetectorVerdict, Verdict
 
 SIGNAL: Final = "cpu.wait"
 _ABOVE: Final = 5.0
+"""The limit of `SIGNAL`, percent; any other signal needs one of its own."""
 _MOST: Final = 1000.0
+"""A larger severity says no more."""
 
 
 class ThresholdConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -78,6 +78,7 @@ class UsesInWindow:
         """Of the samples at about those moments; 0.0 where there are none. Of no moments: of the window."""
         if not self._bad:
             return use.mean()
+        # The object lives as long as `ResourceUses` has it, so that no other one has its id.
         key = id(use.times), use.spacing_s
         pick = self._picks.get(key)
         if pick is None:

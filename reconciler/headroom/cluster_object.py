@@ -31,12 +31,15 @@ _LATE_S: Final = 40.0
 """So long a request without an answer may still be carried out (the API server ends it after 34 s): no comparison."""
 _FIGHT: Final = 3
 _FIGHT_S: Final = 600.0
+"""So many changes of ours within so many seconds, and the other writer has them for `publisher.FOREIGN_S`."""
 _MOST: Final = 2 * 1024 * 1024
 """A Node names up to 50 images, a NodeMetric each pod."""
 _LONGEST: Final = 200
+"""Characters of an API server's message in an error."""
 _MOST_OWNERS: Final = 3
 _SKEW_S: Final = 30.0
 """A difference between the clocks of node and API server that is more than delays and whole seconds."""
+# Koordinator's defaults of a NodeMetric's spec.
 _AGGREGATE_S: Final = 300
 _INTERVAL_S: Final = 60
 

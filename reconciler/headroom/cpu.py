@@ -1,19 +1,11 @@
 """CPU headroom: the CPU time allocatable to BE pods, per NUMA node; and the settings of all headroom.
 
-Pure. Units: thousandths of a CPU; times are seconds on the view's clock. The headroom is for all BE pods together and
-includes their present use: the size of the extended resource, not the unused part of it.
+Pure. The headroom is for all BE pods together and includes their present use: the size of the extended resource, not
+the unused part of it. `update` makes one reading, `reconciler.headroom.smoothing` the headroom of many: up in steps,
+down at once, nothing on an unknown. `reconciler.headroom.memory` has the memory headroom.
 
-Source: Katalyst's CPU headroom (idle time on the reclaimed CPUs and what BE uses there; a window of four readings 30 s
-apart, smallest and largest step). Differences, and why:
-
-- Every reading (one a second) counts, not one in thirty: a mean of the whole time, not of four chance moments.
-- The last published amount is kept here and in the agent's own store. Katalyst's util-based headroom reads it from the
-  API server, and stops where there is none.
-- It is never raised to a floor (Katalyst: 4 CPUs on a full node), and no other resource's shortage turns it to 0.
-- `reconciler.headroom.smoothing` turns readings into the headroom: up in steps, down at once, nothing on an unknown.
-- Nodes are measured one by one. Katalyst gives nodes without bound pods an equal part of the sum.
-
-`reconciler.headroom.memory` has the memory headroom.
+Units: thousandths of a CPU; times are seconds on the view's clock.
+Source: Katalyst's CPU headroom (idle time on the reclaimed CPUs and what BE uses there; smallest and largest step).
 """
 
 from collections.abc import Mapping
@@ -72,7 +64,7 @@ class MemoryHeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # Katalyst's; decreases are not limited.
     max_step_bytes: ClassVar[int] = 5 << 30
 
-    # Kept free for the growth of all other work, of its use.
+    # Kept free for the growth of all other work, of its use, as Katalyst's: that counts 1.1 times.
     growth_percent: ClassVar[int] = 10
 
 
@@ -134,10 +126,12 @@ def update(pools: Pools, topology: Topology, cpu: NodeCpu | None, config: Headro
     """Add a reading of the CPUs where BE may run: idle time, and BE work's use there.
 
     A CPU whose idle time is unknown gives nothing. BE use is measured for the whole machine only: it is split over the
-    nodes as the busy time of these CPUs is, and never more than that.
+    nodes as the busy time of these CPUs is, and never more than that. No floor raises the result (Katalyst: 4 CPUs on a
+    full node).
     """
-    room = pools.reclaimed if pools.confined else pools.shared | pools.reclaimed
-    cpus = {node: topology.node_cpus(node) & room for node in topology.nodes()}
+    allowed = pools.reclaimed if pools.confined else pools.shared | pools.reclaimed
+    # Each node by its own measurement. Katalyst gives nodes without bound pods an equal part of the sum.
+    cpus = {node: topology.node_cpus(node) & allowed for node in topology.nodes()}
     fresh = cpu is not None and cpu.age_s is not None and cpu.age_s <= config.stale_after_s
     tops = {node: _CPU * len(cpu_set) for node, cpu_set in cpus.items()}
     if cpu is None or not fresh:

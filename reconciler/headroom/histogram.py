@@ -5,11 +5,6 @@ moves along. So nothing has to be done while time passes, and all that a wrong t
 or less: amounts and their order remain. Times are seconds on one clock that only grows (`Workload` has which).
 
 Source: Vertical Pod Autoscaler, decaying histogram; its checkpoint (whole weights up to 10,000).
-
-**Buckets** are exponential, of CPU use in thousandths of a CPU, of memory in bytes. Bucket N begins at ``first *
-(RATIO**N - 1) / (RATIO - 1)``: each is 5 % wider than the one before it, so a quantile is exact to 5 % of the amount,
-and small amounts to ``first``. Source: Koordinator's and the Vertical Pod Autoscaler's histograms (growth 5 %; CPU from
-0.025 to 1024 CPUs, memory from 5 MiB to 2 TiB).
 """
 
 import math
@@ -21,11 +16,16 @@ from typing import Annotated, Final, final
 from msgspec import Meta, Struct
 
 RATIO: Final = 1.05
+"""Koordinator's and the Vertical Pod Autoscaler's."""
 
 
 @final
 class Buckets:
-    """One scale. Amounts from ``most`` on are in the last bucket."""
+    """One scale, exponential. Amounts from ``most`` on are in the last bucket.
+
+    Bucket N begins at ``first * (RATIO**N - 1) / (RATIO - 1)``: each is 5 % wider than the one before it, so a quantile
+    is exact to 5 % of the amount, and small amounts to ``first``.
+    """
 
     def __init__(self, first: float, most: float) -> None:
         starts = [0.0]
@@ -63,6 +63,7 @@ class Buckets:
         return None
 
 
+# As Koordinator's and the Vertical Pod Autoscaler's: CPU from 0.025 to 1024 CPUs, memory from 5 MiB to 2 TiB.
 CPU_MILLI: Final = Buckets(25.0, 1_024_000.0)
 MEMORY_BYTES: Final = Buckets(float(5 << 20), float(2 << 40))
 
@@ -157,5 +158,5 @@ class DecayingHistogram:
                 if weight:
                     self._weights[index] = weight * factor
             self._reference_s, ages = at_s, 0.0
-        # Before the reference by much: the clock cannot; a sample that counts nothing does no harm.
+        # The clock only grows, so a sample that is much older than the reference is a mistake: it counts nothing.
         return math.pow(2.0, max(ages, -500.0))

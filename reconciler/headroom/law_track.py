@@ -1,7 +1,7 @@
 """One law over a series of readings that are not of now: what it would have promised, and whether that was there. Pure.
 
-For comparing laws on one recording or on a made load. What BE work uses is a fact of the series: more of it, where a
-law promises more, is not in it.
+For comparing laws on one recording or on a made load. BE work's use is a fact of the series: it does not grow where a
+law promises more.
 """
 
 from collections.abc import Sequence

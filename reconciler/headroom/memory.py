@@ -9,12 +9,7 @@ is the kernel's MemAvailable or what is left below kubepods' own limit, the smal
 in it, so only what remains in use of BE's is added.
 
 Source: Koordinator's batch memory (policy usage: capacity, less a margin, less the system's and online pods' use) and
-Katalyst's memory headroom (capacity less 5 GiB less 1.1 times what others use). Differences:
-
-- Koordinator's margin of 35 % of the capacity and Katalyst's fixed 5 GiB are one reserve here, 10 % by default; what
-  others use counts 1.1 times, for it may grow, as Katalyst's.
-- The whole node is one number: where a pod's memory lies is open unless the pod is bound to a NUMA node.
-- It is never raised to a floor (Katalyst: 5 GiB on a full node), and unknown is not the last value for ever.
+Katalyst's memory headroom (capacity less 5 GiB less 1.1 times what others use).
 """
 
 from typing import Final
@@ -25,8 +20,9 @@ from reconciler.runtime.format import size
 from state.memory import NodeMemoryReading
 
 WHOLE: Final = 0
-"""The one part of memory headroom."""
+"""The one part of memory headroom: where a pod's memory lies is open unless the pod is bound to a NUMA node."""
 _NO_BOUND: Final = 1 << 62
+"""More than any machine has."""
 
 
 def smoothing_of(config: HeadroomConfig) -> SmoothingConfig:
@@ -43,7 +39,7 @@ def smoothing_of(config: HeadroomConfig) -> SmoothingConfig:
 
 
 def reserve_bytes(node: NodeMemoryReading, config: HeadroomConfig) -> int:
-    """What is never offered."""
+    """What is never offered: in place of Koordinator's margin (35 % of the capacity) and Katalyst's fixed 5 GiB."""
     return max(node.for_pods_bytes * config.memory.reserve_percent // 100, config.memory.reserve_bytes)
 
 
@@ -57,7 +53,8 @@ def update(
 ) -> SmoothedReading:
     """What BE work could have now. ``be_kept_bytes``: what remains in use of all BE pods' memory, None: unknown.
 
-    ``bound``: what all BE work may use together, in bytes; None: as much as there is.
+    ``bound``: what all BE work may use together, in bytes; None: as much as there is. No floor raises the result
+    (Katalyst: 5 GiB on a full node).
     """
     budget = bound if bound is not None else _NO_BOUND
     if node is None:

@@ -1,7 +1,6 @@
 """Keeps the memory headroom from one reading to the next; `reconciler.headroom.memory` computes it.
 
-A reading needs three files of besteffort and of each pod that is not in the directory of its class: a task of its own,
-a millisecond at a time. The node's memory is the sampler's newest reading.
+It has a task of its own, which works a millisecond at a time. The node's memory is the sampler's newest reading.
 """
 
 import time
@@ -31,6 +30,7 @@ from state.model import NodeCpu, Pod, PodClass, Pools
 from state.plan import NodePlan
 
 _EVERY_S: Final = 5.0
+"""Between two readings: each has three files of besteffort and of each pod outside the directory of its class."""
 _STALE_S: Final = 10.0
 """The node's memory is read each second."""
 
@@ -144,6 +144,7 @@ class MemoryHeadroom:
         kept, slices = whole.kept_bytes, TimeSlice()
         for pod in list(self._knowledge.pods.values()):
             is_be = pod.pod_class is PodClass.RECLAIMED
+            # In the directory of its class: besteffort's sum has it, or lacks it, rightly.
             if is_be == (pod.qos is QosClass.BESTEFFORT):
                 continue
             use = self._usage.memory_use(pod.group.path)

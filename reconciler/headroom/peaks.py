@@ -2,19 +2,15 @@
 
     headroom = what there is - predicted peaks of online workloads - predicted peak of the system
 
-A *workload* is what remains when a pod is replaced: namespace, kind and name of its controller (`workload_of`). Its
-sample of a minute is the mean use of its pods, and its peak counts once for each pod that it has now: a workload that
-grows is known at once, and a leader among followers is in the mean. A workload that is not known yet (cold), or of
-which nothing was measured for half an hour, counts by its pods' requests, or by the most that was measured if that is
-more.
-
-Source: Koordinator's peak predictor (half-life of 12 h for CPU and 24 h for memory, p95 and p98, 10 % margin, cold
-start of 24 h, model dropped after 30 min without a sample). Differences: by workload, not by pod, so that a rollout is
-no cold start; what there is follows from the CPUs and memory of pods, not from requests; and the store has it, so that
-an update of the agent is none either.
+A *workload* is what remains when a pod is replaced: namespace, kind and name of its controller (`workload_of`). One
+that is not known yet (cold), or of which nothing was measured for half an hour, counts by its pods' requests, or by the
+most that was measured if that is more.
 
 Times are seconds since the boot (CLOCK_BOOTTIME), in a replay those of the recording: the wall clock, which people and
 NTP set, is not used here. Units: thousandths of a CPU, bytes.
+
+Source: Koordinator's peak predictor (half-life of 12 h for CPU and 24 h for memory, p95 and p98, 10 % margin, cold
+start of 24 h, model dropped after 30 min without a sample), which predicts by pod: there a rollout is a cold start.
 """
 
 import math
@@ -56,9 +52,12 @@ SYSTEM: Final = "(system)"
 """Name of what no pod accounts for; of no workload."""
 _CPU: Final = 1000
 _LONGEST: Final = 600
+"""Characters of a workload's name: a pod without a known owner chooses the labels that it is made of."""
 _CRON_TIME: Final = re.compile(r"-\d{8,10}\Z")
+"""Ends the name of a CronJob's Job: the scheduled time in minutes since the epoch, by older controllers in seconds."""
 _HASH_LABEL: Final = "pod-template-hash"
 _GENERATED: Final = 5
+"""Characters of a generated name's ending."""
 _PODS_A_STEP: Final = 16
 
 
@@ -118,7 +117,7 @@ def workload_of(pod: Pod) -> str:
 def _controller(name: str, labels: Mapping[str, str]) -> tuple[str, str]:
     """Kind and name of the controller, by a pod's labels and name; else the pod.
 
-    Source: Kubernetes documentation, "Well-Known Labels"; generated names end with five characters.
+    Source: Kubernetes documentation, "Well-Known Labels".
     """
     before, dash, last = name.rpartition("-")
     if before and dash:
@@ -139,6 +138,7 @@ def reading_of(pod: Pod, cpu_milli: float | None, memory_bytes: int | None, own:
     """A pod's minute. ``own``: by pod uid, its exclusive CPUs (`own_milli`), which are not among what there is."""
     most = own.get(pod.uid, 0)
     cpu_request = memory_request = init_cpu = init_memory = 0
+    # As the scheduler counts: init containers run one after another, before the others.
     for item in pod.members:
         cpu, memory = item.requests.cpu_milli or 0, item.requests.memory_bytes or 0
         if item.kind is ContainerKind.INIT:
@@ -172,7 +172,7 @@ def cpu_left(prediction: PeakPrediction, pools: Pools) -> int:
 def memory_left(prediction: PeakPrediction, node: NodeMemoryReading, reserve_bytes: int) -> int:
     """What the predicted peaks leave of the node's memory, and of kubepods' own where that is limited."""
     whole = node.total_bytes - prediction.system_memory_bytes
-    pods = whole if node.pods_bytes is None else node.pods_bytes
+    pods = whole if node.pods_bytes is None else node.pods_bytes  # what the system uses is not in kubepods
     return max(0, min(whole, pods) - reserve_bytes - prediction.online_memory_bytes)
 
 
@@ -264,7 +264,11 @@ class WorkloadPeaks:
         return len(self.known) + len(self.new)
 
     def minute(self, pods: Sequence[PodReading], node: NodeReading, at_s: float) -> Steps[PeakPrediction]:
-        """One minute of all online pods: it is learned, and then the peaks are predicted. A step is some 50 µs."""
+        """One minute of all online pods: it is learned, and then the peaks are predicted. A step is some 50 µs.
+
+        A workload's sample is the mean use of its pods, and its peak counts once for each pod that it has now: a
+        workload that grows is known at once, and a leader among followers is in the mean.
+        """
         groups: dict[str, _Pods] = {}
         for number, reading in enumerate(pods):
             group = groups.get(reading.workload)

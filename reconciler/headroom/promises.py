@@ -1,9 +1,9 @@
 """Whether promised headroom was there: minute by minute. Pure. Units: those of the amounts (CPU: thousandths; bytes).
 
-A BE pod that was scheduled by a promise lives on when the promise has fallen. So what a minute has to give is the
-largest amount that was promised within the last hour, and what it gave is the mean of what BE work could have had:
-unused amounts and BE work's present use, within the bound on BE work. A minute in which that is less by more than
-`TOLERANCE_PERCENT` is a broken one. A minute without a known reading is neither kept nor broken.
+A BE pod that was scheduled by a promise still runs when the promise has fallen. So a minute has to give the largest
+amount that was promised within the last hour; it gave the mean of what BE work could have had: unused amounts and BE
+work's present use, within the bound on BE work. A minute in which that is less by more than `TOLERANCE_PERCENT` is a
+broken one. A minute without a known reading is neither kept nor broken.
 """
 
 from collections import Counter, deque

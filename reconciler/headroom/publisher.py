@@ -1,11 +1,7 @@
 """Publishes the headroom to the cluster: finds the object, writes when it changes and before it is outdated, withdraws.
 
-What is published falls at once and rises with the headroom's own steps. A fall waits for `FALL_S` after the last
-write, anything else for `RISE_S`; usually there is one a minute. The writes of an hour are bounded, whatever the
-headroom does (`WriteAllowance`): where it changes all the time a write waits for up to `REFILL_S`, but for one that
-leaves nothing to new pods. An error is reported, and tried again after a growing
-time, at least once a minute (`RETRY_S`): that is not more than the usual load, and nothing else shows that rights were
-given back. Another writer has its object for `FOREIGN_S`. What others change in between is counted and reported.
+What is published falls at once and rises with the headroom's own steps; usually there is one write a minute. What
+others change in between is counted and reported.
 
 It is withdrawn when the daemon stops (not when another one takes over), observes, or no longer may publish; by
 ``bypassctl headroom --withdraw`` of a daemon that was killed (the unit's ExecStopPost); by the next start, which finds
@@ -30,15 +26,21 @@ from state.model import SourceStatus
 
 NAME: Final = "published headroom"
 FALL_S: Final = 2.0
+"""From the last write to one of a lower amount."""
 RISE_S: Final = 10.0
+"""From the last write to any other."""
 RETRY_S: Final = 60.0
+"""The longest wait after an error: a try a minute is the usual load, and nothing else shows that rights were given."""
 FOREIGN_S: Final = 300.0
+"""For so long another writer has its object."""
 BURST: Final = 60
 REFILL_S: Final = 15.0
 _IDLE_S: Final = 300.0
+"""While nothing is to be published; a change ends the wait."""
 SEARCH_S: Final = 600.0
 """``auto``: a control plane may be installed, or know the node, later."""
 _FAILED_S: Final = 5.0
+"""The wait after the first error; it doubles with each."""
 _CLOSE_S: Final = 1.0
 _WITHDRAW_S: Final = 3.0
 """The stop of the daemon may not wait for an API server; the unit's next step tries again."""
@@ -86,7 +88,10 @@ class Published(NamedTuple):
 
 @final
 class WriteAllowance:
-    """Writes that may be made now: `BURST`, and one more each `REFILL_S`; so at most 300 in any hour."""
+    """Writes that may be made now: `BURST`, and one more each `REFILL_S`; so at most 300 in any hour.
+
+    Where the headroom changes all the time, a write waits for up to `REFILL_S`.
+    """
 
     def __init__(self) -> None:
         self._left = float(BURST)
@@ -252,6 +257,7 @@ class HeadroomPublisher:
         if not self._active():
             return last + FALL_S
         at = last + (FALL_S if self._falls() else RISE_S)
+        # Without an allowance, too: new pods must not be scheduled where nothing is left for them.
         return at if self._ends() else max(at, self._writes_left.ready_at())
 
     def _ends(self) -> bool:
@@ -286,7 +292,7 @@ class HeadroomPublisher:
                 await self._note(target)
                 self._noted = target
             offer = self._offer()
-            self._writes_left.take()
+            self._writes_left.take()  # a write without an answer counts, too
             published = await self._target(target).publish(offer)
         except AgentError as exc:
             return self._failed(exc)
@@ -336,7 +342,7 @@ class HeadroomPublisher:
 
     async def _withdrawn(self) -> float:
         """Nothing is to be published. The seconds until that is tried again."""
-        self._found = None
+        self._found = None  # another control plane may have the node when it is to be published again
         if self._noted is None:
             self._problem = ""
             return _IDLE_S

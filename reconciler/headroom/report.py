@@ -39,8 +39,9 @@ _KIND: Final = "bypassd-headroom"
 class HeadroomState(Struct, frozen=True, kw_only=True):
     """What the store holds: the promise by NUMA node, and when it was last known to be right (wall clock).
 
-    The same of memory; None: nothing has been promised of it. ``lately``, ``memory_lately``: the largest promise of
-    each of the last minutes (`reconciler.headroom.promises`).
+    In the agent's own store: Katalyst's util-based headroom reads it from the API server, and stops where there is
+    none. The same of memory; None: nothing has been promised of it. ``lately``, ``memory_lately``: the largest promise
+    of each of the last minutes (`reconciler.headroom.promises`).
     """
 
     milli: Mapping[str, int]
@@ -162,7 +163,7 @@ class HeadroomReport:
             lately=self.promises.tops,
             memory_lately=self._memory.promises.tops if self._memory is not None else (),
         )
-        if last is None or not self._still_tells(last, fresh):
+        if last is None or not self._is_stored(last, fresh):
             self._kept = fresh
         return self._kept
 
@@ -172,7 +173,7 @@ class HeadroomReport:
             return None
         return self._wall() - max(0.0, self._clock() - promise.known_at)
 
-    def _still_tells(self, last: HeadroomState, fresh: HeadroomState) -> bool:
+    def _is_stored(self, last: HeadroomState, fresh: HeadroomState) -> bool:
         """Whether what the store has is the same, and young enough."""
         half = self.config.unknown_hold_s / 2
         same = (last.milli, last.memory_bytes) == (fresh.milli, fresh.memory_bytes)

@@ -1,18 +1,14 @@
 """The headroom in the shape that each control plane's scheduler, or the writer for its scheduler, reads. Pure.
 
-- **Koordinator**: its manager computes ``batch-cpu`` and ``batch-memory`` of a node from the status of the node's
-  NodeMetric, and resets them when that is old (``degradeTimeMinutes``, 15). So the status is written as koordlet does:
-  use of the node, of the system (what no pod accounts for) and of each pod. What bypassd's law offers may be less than
-  what the manager computes: the difference is a host application of priority ``koord-prod``, which the manager
-  subtracts. It follows from the manager's own last result, as its safety margin is not known here (`withheld`).
-- **Katalyst**: its scheduler reads ``reclaimed_*`` in ``status.resources`` of the node's CustomNodeResource, never in
-  the node's status. Topology zones are not written: they also steer the placement of dedicated pods.
-- **Neither**: ``bypassd/batch-cpu`` (thousandths of a CPU) and ``bypassd/batch-memory`` (bytes) in the node's status.
-  A kubelet keeps extended resources that it does not know, and sets them to 0 when it registers the node again.
+- Koordinator: the status of the node's NodeMetric (`koordinator_status`).
+- Katalyst: ``reclaimed_*`` in ``status.resources`` of the node's CustomNodeResource (`katalyst_status`).
+- Neither: ``bypassd/batch-cpu`` (thousandths of a CPU) and ``bypassd/batch-memory`` (bytes) in the node's own status
+  (`node_status`).
+
+Each is a JSON merge patch (RFC 7386), which names only what is ours.
 
 Source: Koordinator's batchresource plug-in and NodeMetric types (v1alpha1), Katalyst's scheduler cache and
-CustomNodeResource types (v1alpha1); Kubernetes documentation, "Advertise Extended Resources for a Node". Each is a JSON
-merge patch (RFC 7386), which names only what is ours.
+CustomNodeResource types (v1alpha1); Kubernetes documentation, "Advertise Extended Resources for a Node".
 """
 
 from collections.abc import Iterable, Mapping
@@ -84,7 +80,10 @@ class NodeUse(Struct, frozen=True, kw_only=True):
 
 
 def node_status(offer: Offer | None, valid_until: str | None) -> dict[str, object]:
-    """The patch of ``/api/v1/nodes/NAME/status``; ``offer`` None: withdrawn."""
+    """The patch of ``/api/v1/nodes/NAME/status``; ``offer`` None: withdrawn.
+
+    A kubelet keeps extended resources that it does not know, and sets them to 0 when it registers the node again.
+    """
     amounts = {
         OWN_CPU: None if offer is None else str(offer.cpu_milli),
         OWN_MEMORY: None if offer is None else str(offer.memory),
@@ -117,14 +116,24 @@ def _pointer(place: str) -> str:
 
 
 def katalyst_status(offer: Offer | None) -> dict[str, object]:
-    """The patch of a CustomNodeResource's status; withdrawn is 0: the scheduler keeps what it saw before a removal."""
+    """The patch of a CustomNodeResource's status; withdrawn is 0: the scheduler keeps what it saw before a removal.
+
+    Katalyst's scheduler never reads them in the node's status. Topology zones are not written: they also steer the
+    placement of dedicated pods.
+    """
     offer = offer or Offer()
     amounts = {KATALYST_CPU: str(offer.cpu_milli), KATALYST_MEMORY: str(offer.memory)}
     return {"status": {"resources": {"capacity": amounts, "allocatable": amounts}}}
 
 
 def koordinator_status(use: NodeUse | None, held: Offer, now: str) -> dict[str, object]:
-    """The patch of a NodeMetric's status. ``use`` None: withdrawn: without a time the manager resets at once."""
+    """The patch of a NodeMetric's status. ``use`` None: withdrawn: without a time the manager resets at once.
+
+    Koordinator's manager computes ``batch-cpu`` and ``batch-memory`` from it, and resets them when it is old
+    (``degradeTimeMinutes``, 15). So it is written as koordlet does: use of the node, of the system (what no pod
+    accounts for) and of each pod. ``held``: what bypassd's law offers less than the manager would compute (`withheld`),
+    as a host application of priority ``koord-prod``, which the manager subtracts.
+    """
     if use is None:
         return {"status": {"updateTime": None}}
     cpu, memory = use.system
@@ -147,22 +156,22 @@ def koordinator_status(use: NodeUse | None, held: Offer, now: str) -> dict[str, 
 def withheld(offer: Offer, use: NodeUse, computed: Offer | None, before: Offer) -> Offer:
     """What the manager is to subtract, so that it offers no more than ``offer``.
 
-    ``computed``: its last result; ``before``: what it subtracted for that. Of a resource of which nothing is offered,
-    all that the node has. It is never more than what a manager without a safety margin would have to subtract, so
-    that the end of a shortage is seen soon.
+    ``computed``: its last result, as its safety margin is not known here; ``before``: what it subtracted for that. Of a
+    resource of which nothing is offered, all that the node has. It is never more than what a manager without a safety
+    margin would have to subtract, so that the end of a shortage is seen soon.
     """
     cpu, memory = use.left_by_others
     return Offer(
-        cpu_milli=_kept(
+        cpu_milli=_withheld_of(
             offer.cpu_milli, use.cpus_milli, cpu, None if computed is None else computed.cpu_milli, before.cpu_milli
         ),
-        memory_bytes=_kept(
+        memory_bytes=_withheld_of(
             offer.memory, use.total_bytes, memory, None if computed is None else computed.memory, before.memory
         ),
     )
 
 
-def _kept(offer: int, total: int, left: int, computed: int | None, before: int) -> int:
+def _withheld_of(offer: int, total: int, left: int, computed: int | None, before: int) -> int:
     if offer <= 0:
         return total
     without_margin = max(0, left - offer)

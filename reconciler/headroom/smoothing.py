@@ -3,11 +3,8 @@
 The callers define the resource and the unit; here it is an amount for each of some parts of a node
 (`reconciler.headroom.cpu`: CPU by NUMA node; `reconciler.headroom.memory`: memory of the whole).
 
-- The amount grows by a largest step, and only from the smallest step on; it falls to the mean at once. So it is never
-  above the mean of its window, and the window alone softens a fall (four readings: a quarter of it at a time).
-- Each reading is capped by the budget of its moment, so a budget that dips for a second costs a 120th of it; what a
-  part loses of its maximum leaves the amount at once.
-- Unknown is not the last value for ever: nothing grows on it, and after ``hold_s`` the amount is 0.
+The amount grows by a largest step, and only from the smallest step on; it falls to the mean at once. So it is never
+above the mean of its window, and the window alone softens a fall (of four means: a quarter of it at a time).
 
 Times are seconds on the view's clock.
 """
@@ -28,7 +25,8 @@ _LEFT: Final = f"what {_PEAKS} leave"
 class SmoothingConfig(Struct, frozen=True, kw_only=True):
     """How a promise follows its readings; each field is explained in `reconciler.headroom.cpu.HeadroomConfig`.
 
-    ``least`` and ``most``: the smallest and the largest step up. For a person ``what`` is read, and ``most_words``.
+    ``least`` and ``most``: the smallest and the largest step up. For messages: ``what`` is read, and the largest
+    step as ``most_words``.
     """
 
     report_s: float
@@ -82,13 +80,16 @@ class SmoothedAmount(Struct, frozen=True, kw_only=True):
 def step(state: SmoothedAmount, sample: SmoothedReading, now: float, law: SmoothingConfig) -> SmoothedAmount:
     """One reading: it is added up, and at the end of each ``report_s`` the promise follows the mean of the window."""
     tops = sample.tops
+    # What a part loses of its maximum leaves the amount at once.
     held = {part: min(state.amounts.get(part, 0), tops[part]) for part in sorted(tops)}
     if (state.since or now) > now or (state.known_at is not None and state.known_at > now):
         # The clock restarted. What is promised remains; what was measured cannot be dated.
         state = SmoothedAmount(amounts=state.amounts, known_at=now, reason=state.reason)
     if sample.supply is None:
         return _unknown(state, held, now, law)
+    # By the budget of its moment: one that dips for a second costs a 120th of it.
     reading = _capped(sample.supply, sample.budget)
+    # Every reading counts. Katalyst's window is of four readings, 30 s apart: of four chance moments.
     count = state.count + 1
     sums = {part: state.sums.get(part, 0) + reading.get(part, 0) for part in held}
     since, reason = state.since, state.reason
@@ -147,6 +148,7 @@ def restored(amounts: Mapping[int, int], age_s: float, now: float, law: Smoothin
 
 
 def _unknown(state: SmoothedAmount, held: Mapping[int, int], now: float, law: SmoothingConfig) -> SmoothedAmount:
+    """Unknown is not the last value for ever: nothing grows on it, and after ``hold_s`` the amount is 0."""
     # Readings on both sides of a gap are no mean of the time between.
     state = replace(state, count=0, sums={}, since=None)
     if state.known_at is None:
@@ -188,4 +190,4 @@ def _capped(supply: Mapping[int, int], budget: int) -> Mapping[int, int]:
     total = sum(supply.values())
     if total <= max(0, budget):
         return supply
-    return {part: amounts * max(0, budget) // total for part, amounts in supply.items()}
+    return {part: amount * max(0, budget) // total for part, amount in supply.items()}

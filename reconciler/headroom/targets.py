@@ -1,16 +1,8 @@
 """Writes the headroom to the object of this node that a control plane reads, and reads back what is there.
 
-Each write is a patch that names only our fields, so that it conflicts with no other. Another reporter of the same
-fields, a koordlet or a Katalyst agent that runs on the node, is found by the object's ``managedFields``, which not each
-API server keeps of custom resources, and by a report of its own. Against it nothing is written.
-
-What another program has changed of ours is named and restored (`ForeignEdits`); one that does it three times within ten
-minutes has it for `reconciler.headroom.publisher.FOREIGN_S`. The names in the node's status are ours: there the API
-server itself compares what we wrote last before it takes the next value (a JSON patch with tests), so that the usual
-write needs no reading before it. The two custom resources are read before each write.
-
-Only a Node has the boot id of its machine. Where the object is another one, the Node is read, too: nothing is written
-for, or taken back from, another machine of this name.
+Each write is a patch that names only our fields, so that it conflicts with no other. What another program has changed
+of ours is named and restored (`ForeignEdits`). Where another reporter of the same fields runs, a koordlet or a Katalyst
+agent, nothing is written.
 
 Rights: `get` and `patch` of the status of one object with this node's name, and `get` of its Node (docs/kubernetes.md).
 
@@ -67,12 +59,16 @@ _AMOUNTS: Final = ("allocatable", "capacity")
 _REPORT: Final = ("updateTime", "nodeMetric", "podsMetric", "hostApplicationMetric")
 _TRIED: Final = 8
 _INTERVAL_S: Final = 60.0
+# Bounds of the interval that a NodeMetric requests: the manager resets what is 15 minutes old.
 _LEAST_INTERVAL_S: Final = 30
 _MOST_INTERVAL_S: Final = 600
 
 
 class _ObjectTarget:
-    """One object, and the node's own, which alone has the boot id of its machine."""
+    """One object, and the node's own, which alone has the boot id of its machine.
+
+    By that nothing is written for, or taken back from, another machine of this name.
+    """
 
     def __init__(
         self,
@@ -100,7 +96,11 @@ class _ObjectTarget:
 
 @final
 class NodeTarget(_ObjectTarget):
-    """`PublishTarget` in the node's own status, with names of ours."""
+    """`PublishTarget` in the node's own status, with names of ours.
+
+    The usual write needs no reading before it: the API server itself compares what was written last before it takes the
+    next value (a JSON patch with tests).
+    """
 
     name = ClusterTarget.NODE
 
@@ -133,6 +133,7 @@ class NodeTarget(_ObjectTarget):
                 change = self.object.patch_status(own_changes(seen, offer, until), JSON_PATCH)
                 found = await self._edits.written(change, _own)
             except PublishError as exc:
+                # A test has failed: another program has changed a value.
                 if not exc.invalid:
                     raise
                 edit = await self._edit(seen)
@@ -142,6 +143,7 @@ class NodeTarget(_ObjectTarget):
         amounts = (found.status.allocatable if found.status is not None else None) or {}
         there = Offer(cpu_milli=_whole(amounts.get(OWN_CPU)), memory_bytes=_whole(amounts.get(OWN_MEMORY)))
         text = f"{OWN_CPU}, {OWN_MEMORY} of the node"
+        # Two further writes may fail before the value expires.
         return Published(there, text, min(_INTERVAL_S, max(1.0, valid_s / 3)), edit=edit)
 
     async def _edit(self, before: Mapping[str, object]) -> str:
@@ -217,6 +219,7 @@ class KatalystTarget(_ObjectTarget):
         try:
             await self._require_machine()
         except PublishError as exc:
+            # No Node, so no other machine has this name: what is published there is ours.
             if not exc.missing:
                 raise
         seen = self._edits.take()
@@ -319,7 +322,10 @@ class KoordinatorTarget(_ObjectTarget):
         return self._edits.named(found, changes, words, leaf=False)
 
     def _leave(self, found: FoundObject) -> None:
-        """Errors: `PublishError` where another program reports: the time is one of the last minutes, and not ours."""
+        """Errors: `PublishError` where another program reports: the time is one of the last minutes, and not ours.
+
+        Not each API server keeps ``managedFields`` of custom resources, so the report itself shows it, too.
+        """
         self._policy = found.spec.metric_collect_policy or CollectPolicy()
         status = found.status or FoundStatus()
         if status.update_time in self._tried:
