@@ -1,14 +1,8 @@
 """The archive of a captured node: written for one user alone, and read although another may have made it.
 
-**Written** as root, often into a directory that others may write, too. So every name on the way is opened relative to
-the directory before it and never through a link of another user; an existing directory is used only if no user but root
-and this one can change or replace it.
-
-**Read**: regular files of bounded number and size, inside one directory. The library's own ``filter="data"`` is not
-relied on: before Python 3.11.13 a chain of links leads it out of the directory (CVE-2025-4517). `capture` writes no
-links, so here none is made. Its reading of pax headers is not used either: its patterns take one of digits its length
-squared (CVE-2024-6232), and each record of one becomes an object. What a packed file may grow to is bounded while it is
-read, for a megabyte of zeros can be a gigabyte.
+It is written as root, often into a directory that others may write, too: never through a link of another user, and
+into an existing directory only if no user but root and this one can change or replace it (`_directory`). It is read
+with bounds, and into one directory only (`unpack`).
 
 A node of 500 pods has 108,000 control files. A capture takes those that bypassd reads or writes, 42,000; a plan reads a
 part of these from the archive's stream into memory, and makes no file of them.
@@ -103,12 +97,14 @@ class ArchivedControls:
 # Writing
 
 _LINKS: Final = 16
+"""Symbolic links on the way to a directory, at most."""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 _BLOCK: Final = tarfile.BLOCKSIZE
 _LEVEL: Final = 3
 """Of gzip: control files are mostly zeros of padding; level 6 takes twice the time for 5 % less."""
+# Bytes of two fields of a header, and the largest size: eleven octal digits.
 _NAME: Final = 100
 _PREFIX: Final = 155
 _LARGEST: Final = 0o77777777777
@@ -161,7 +157,7 @@ class DirectorySink:
             with open(os.open(name, _NEW, 0o600, dir_fd=directory), "wb") as file:
                 file.write(data)
         except FileExistsError:
-            raise
+            raise  # the same path twice, as of `TarSink`
         except OSError as exc:
             raise CliError(f"{self._path}: {path}: {_why(exc)}", Exit.USAGE) from exc
         finally:
@@ -259,7 +255,7 @@ def _header(path: str, size: int, mtime: int) -> bytes:
             b"%06o\x00 0" % checksum,
             bytes(100),
             _MAGIC,
-            prefix.ljust(167, b"\0"),
+            prefix.ljust(167, b"\0"),  # and the rest of the block
         )
     )
 
@@ -272,7 +268,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _directory(path: str) -> tuple[int, str]:
-    """Open a directory part by part; what is missing is made, for us alone.
+    """Open a directory part by part, each relative to the one before it; what is missing is made, for us alone.
 
     The second value: why others can change the directory, or what is found under its name; empty for a new one, and
     where they cannot. Errors: `OSError`; EPERM for a link of another user.
@@ -331,6 +327,7 @@ def _why(exc: OSError) -> str:
 MOST_BYTES: Final = 512 << 20
 """Of all files with their headers, unpacked. A node of 110 pods has some 12 MB."""
 MOST_RATIO: Final = 200
+"""Unpacked bytes for each packed one, beside `FREE_BYTES`."""
 FREE_BYTES: Final = 64 << 20
 """So much may come out of the smallest file."""
 MOST_FILES: Final = 200_000
@@ -350,7 +347,10 @@ def unpack(path: str, directory: str) -> ArchivedControls:
 
     Of pods' groups it unpacks no file: what a plan reads of them is in the result, the rest is only checked.
 
-    Errors: `InputError` for a file other than such an archive, or exceeds the limits.
+    Not by tarfile's ``filter="data"``: before Python 3.11.13 a chain of links leads it out of the directory
+    (CVE-2025-4517). `capture` writes no links, so none is made here.
+
+    Errors: `InputError` for a file that is not such an archive, or exceeds the limits.
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -358,6 +358,7 @@ def unpack(path: str, directory: str) -> ArchivedControls:
             if not stat.S_ISREG(status.st_mode):
                 raise InputError(path, "not a regular file", "a .tar or .tar.gz archive")
             packed = status.st_size
+            # Bounded while it is read: a megabyte of zeros can be a gigabyte.
             most = min(MOST_BYTES, FREE_BYTES + MOST_RATIO * packed)
             zipped = file.read(2) == b"\x1f\x8b"
             file.seek(0)
@@ -416,7 +417,11 @@ _PAX: Final = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 
 
 def _pax(data: bytes, path: str) -> dict[str, str]:
-    """The records that count here, name and size, of lines ``<length> <key>=<value>``. Errors: `InputError`."""
+    """The records that count here, name and size, of lines ``<length> <key>=<value>``. Errors: `InputError`.
+
+    Not by tarfile: its patterns take a record of digits its length squared (CVE-2024-6232), and it makes an object of
+    each record.
+    """
     texts: dict[str, str] = {}
     at = 0
     while at < len(data) and data[at]:

@@ -146,6 +146,7 @@ def _store_copy(path: str) -> bytes:
         copy = os.path.join(directory, "state.db")
         with closing(open_readonly(path)) as source, closing(sqlite3.connect(copy)) as target:
             source.backup(target)
+            # Without a WAL the copy is one file.
             target.execute("PRAGMA journal_mode=DELETE")
         with open(copy, "rb") as file:
             return file.read()

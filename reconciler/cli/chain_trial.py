@@ -38,6 +38,7 @@ _CONTROLLERS: Final = ("cpu", "cpuacct", "cpuset", "memory", "pids")
 _CHILD_CPU_S: Final = 8
 """Of each planted process: at half of a CPU it is more than `_VERDICT_S` and `_EFFECT_S` together."""
 _DAEMON_CPU_S: Final = 10
+# How long each link of the chain may take, and for how long its effect is measured.
 _START_S: Final = 10.0
 _VERDICT_S: Final = 8.0
 _SQUEEZE_S: Final = 4.0
@@ -80,7 +81,7 @@ def chain(hierarchy: Hierarchy, directory: str) -> tuple[bool, str]:
         raise CannotTryError("no cpu controller is mounted")
     private = os.path.join(directory, CHAIN)
     with ExitStack() as stack:
-        shutil.rmtree(private, ignore_errors=True)
+        shutil.rmtree(private, ignore_errors=True)  # left by a killed trial
         os.mkdir(private, 0o700)
         stack.callback(shutil.rmtree, private, ignore_errors=True)
         mounted = [name for name in _CONTROLLERS if hierarchy.version(name) is not None]
@@ -270,6 +271,7 @@ def configuration(private: str) -> dict[str, object]:
 def _serve(hierarchy: Hierarchy, private: str) -> None:
     """The child's work. It ends by a signal of the parent, or its own failure, which is in its log."""
     log = os.open(f"{private}/{_LOG_FILE}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    # What the daemon's parts print is for the log, not for the terminal.
     for number in (1, 2):
         os.dup2(log, number)
     stream = os.fdopen(log, "w", encoding="utf-8", buffering=1)
@@ -318,11 +320,11 @@ async def _run(hierarchy: Hierarchy, config: "Config", private: str) -> None:
     sides = {side.name for side in agent.sides.all}
     supervisor = Supervisor([[part for part in layer if part.name not in sides] for layer in agent.components()])
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_tell, agent, private)
+        nursery.start_soon(_report_findings, agent, private)
         await supervisor.run()
 
 
-async def _tell(agent: "Agent", private: str) -> None:
+async def _report_findings(agent: "Agent", private: str) -> None:
     """Write what the parent cannot read elsewhere: what the rule finds of the victim."""
     import trio
 

@@ -126,6 +126,7 @@ def run(arguments: Sequence[str]) -> int:
     kind, prefix, *words = [*arguments, "", ""][: 2 + _LONGEST_WORDS]
     if kind not in KINDS:
         return 0
+    # The shell waits: a late answer is none, whatever the program is waiting for.
     before = signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
     signal.setitimer(signal.ITIMER_REAL, _ALL_S)
     try:

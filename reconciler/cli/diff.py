@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from reconciler.cli import places
-from reconciler.cli.document import FetchedDocument, Row, fetch, standings
+from reconciler.cli.document import FetchedDocument, Row, fetch, setting_statuses
 from reconciler.cli.exits import Exit
 from reconciler.cli.format import exact_text, without_file
 from reconciler.cli.screen import Block, Cell, StyledText, Table, line, present
@@ -47,7 +47,7 @@ def run(options: Namespace) -> int:
 
 def _live(body: Row) -> Iterator[Row]:
     keys = ("control_file", "knob", "wanted", "actual", "state", "detail", "policy", "reason")
-    for place, path, fields in standings(body):
+    for place, path, fields in setting_statuses(body):
         yield {"place": place, "path": path, **{key: fields[key] for key in keys}}
 
 

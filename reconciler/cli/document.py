@@ -112,7 +112,7 @@ def _all(connection: socket.socket) -> bytes:
     while part := connection.recv(1 << 16):
         received += part
         if len(received) > _LARGEST:
-            break
+            break  # its length shows that it is incomplete
     return bytes(received)
 
 
@@ -254,7 +254,7 @@ def in_namespace(section: Row, keys: Iterable[str], namespace: str | None) -> Ro
     }
 
 
-def standings(body: Row) -> Iterator[tuple[str, str, Row]]:
+def setting_statuses(body: Row) -> Iterator[tuple[str, str, Row]]:
     """Every setting with its status, as ``(place, path, setting)``; only the daemon has it.
 
     ``place``: the pod's title, for a container's group with its name, else the path.

@@ -20,7 +20,7 @@ _STYLES: Final = {"reserved": "pool reserved", "interrupt": "pool interrupt", "s
 _DIGITS: Final = "123456789"
 _NAMES: Final = "ACEFGHJKLMNOPQTUVWXYZ"
 _SEVERAL: Final = "*"
-_NOBODY: Final = "."
+_NO_POOL: Final = "."
 _PERFORMANCE: Final = "P"
 _EFFICIENCY: Final = "E"
 """`state.topology.CpuKind`, which is not imported here for the start-up's sake."""
@@ -140,7 +140,7 @@ def _sign(pools: Sequence[str], letters: Mapping[str, StyledText]) -> StyledText
     """The letter of the CPU's one online pool; small where BE work runs there too."""
     online = [name for name in pools if name != RECLAIMED]
     if not online:
-        return letters[RECLAIMED] if pools else StyledText(_NOBODY, "dim")
+        return letters[RECLAIMED] if pools else StyledText(_NO_POOL, "dim")
     if len(online) > 1:
         return StyledText(_SEVERAL, "pool several")
     mark = letters[online[0]]
@@ -190,8 +190,8 @@ def _notes(placed: Mapping[str, Any], seen: set[str]) -> Iterator[Block]:
         notes.append("lower case: BE work runs there too")
     if _SEVERAL in seen:
         notes.append(f"{_SEVERAL} in several pools")
-    if _NOBODY in seen:
-        notes.append(f"{_NOBODY} in no pool")
+    if _NO_POOL in seen:
+        notes.append(f"{_NO_POOL} in no pool")
     notes += [f"{name}: CPU {placed[name]}" for name in ("offline", "isolated") if placed[name]]
     if notes:
         yield line(StyledText("; ".join(notes), "dim"))

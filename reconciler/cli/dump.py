@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from reconciler.cli.document import Row, container_title, fetch, standings
+from reconciler.cli.document import Row, container_title, fetch, setting_statuses
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import exact_text, file_text, group_title, value_text
 from reconciler.cli.screen import Block, Table, blank, head, line, present
@@ -23,14 +23,14 @@ class _PlaceNames:
         """``body``: with the sections of `_NAMING`, as far as there are any."""
         self._pods: dict[str, str] = {}
         self._containers: dict[str, str] = {}
-        self._standings: dict[tuple[str, str], Row] = {}
+        self._statuses: dict[tuple[str, str], Row] = {}
         for pod in body.get("pods", ()):
             if pod.get("group"):
                 self._pods[pod["group"]] = pod["title"]
             for container in pod.get("containers", ()):
                 self._containers[container["group"]] = container_title(pod, container)
         if "pods" in body:
-            self._standings = {(path, setting["knob"]): setting for _, path, setting in standings(body)}
+            self._statuses = {(path, setting["knob"]): setting for _, path, setting in setting_statuses(body)}
 
     def place(self, path: str) -> str:
         """The pod or container; a directory above the pods with what is in it; every other path as it is."""
@@ -40,9 +40,9 @@ class _PlaceNames:
         title = self._containers.get(path) or group_title(path, self._pods)
         return f"{_QOS[title.rpartition('/')[2]]}: {title}" if title.rpartition("/")[2] in _QOS else title
 
-    def standing(self, path: str, knob: str) -> Row | None:
+    def status(self, path: str, knob: str) -> Row | None:
         """The status of a wanted setting; only a running daemon has it."""
-        return self._standings.get((path, knob))
+        return self._statuses.get((path, knob))
 
 
 def run(options: Namespace) -> int:
@@ -101,8 +101,8 @@ def _settings(body: Row, named: _PlaceNames) -> Table:
 def _wanted(setting: Row, named: _PlaceNames, files: Mapping[tuple[str, str], Row]) -> str:
     """What is written: the policies' value in the form of the node's cgroup version, as far as that is known."""
     place = setting["path"], setting["knob"]
-    if (standing := named.standing(*place)) is not None and standing["wanted"]:
-        return exact_text(setting["knob"], standing["wanted"], standing.get("control_file"))
+    if (status := named.status(*place)) is not None and status["wanted"]:
+        return exact_text(setting["knob"], status["wanted"], status.get("control_file"))
     if (file := files.get(place)) is not None and file["wanted"] is not None:
         return file_text(file["file"], file["wanted"])
     return exact_text(setting["knob"], setting["value"])
@@ -111,8 +111,8 @@ def _wanted(setting: Row, named: _PlaceNames, files: Mapping[tuple[str, str], Ro
 def _files(body: Row, named: _PlaceNames) -> Table:
     rows = []
     for file in body["files"]:
-        standing = named.standing(file["path"], file["knob"])
-        actual = file["seen"] if standing is None or standing["actual"] is None else standing["actual"]
+        status = named.status(file["path"], file["knob"])
+        actual = file["seen"] if status is None or status["actual"] is None else status["actual"]
         texts = (file["wanted"], actual, file["original"] if file["baseline"] is None else file["baseline"])
         writer = "bypassd" if file["writer"] == "us" else file["process"] or value_text(file["writer"])
         rows.append(

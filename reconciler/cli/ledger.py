@@ -47,7 +47,7 @@ def restore_without_daemon(
     `CliError` without a hierarchy, a store, or a reliable one (`Exit.UNREACHABLE`), or a daemon has the lock
     (`Exit.REFUSED`); `NewerSchemaError`.
     """
-    logging.basicConfig(handlers=[logging.NullHandler()])
+    logging.basicConfig(handlers=[logging.NullHandler()])  # the result has what the parts log
     try:
         tables = read_tables(store_path)
     except NewerSchemaError:

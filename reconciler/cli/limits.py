@@ -136,6 +136,7 @@ class PodLimits:
             "quota_milli": milli,
             "quota_text": read_value(self._hierarchy, path, CATALOG["cpu.quota"], self._files),
             "weight": self._value(path, "cpu.weight"),
+            # A larger number is cgroup v1's for no limit.
             "memory_bytes": memory if isinstance(memory, int) and memory < 1 << 60 else None,
         }
 

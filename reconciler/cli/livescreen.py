@@ -85,11 +85,11 @@ def keys(data: bytes) -> tuple[list[str], bytes]:
                 continue
             if _BEGUN.fullmatch(data):
                 return found, data
-        one, data = data[:1], data[1:]
-        if one in _SINGLE:
-            found.append(_SINGLE[one])
-        elif b" " <= one <= b"~":
-            found.append(one.decode())
+        byte, data = data[:1], data[1:]
+        if byte in _SINGLE:
+            found.append(_SINGLE[byte])
+        elif b" " <= byte <= b"~":
+            found.append(byte.decode())
     return found, b""
 
 
@@ -220,6 +220,7 @@ class LiveScreen:
         if self._in is not None:
             with suppress(termios.error):
                 modes = termios.tcgetattr(self._in)
+                # At a SIGCONT the terminal may still have the modes below.
                 self._modes = self._modes or modes
                 raw = [*modes]
                 # Ctrl-C and Ctrl-Z stay signals.

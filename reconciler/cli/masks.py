@@ -34,7 +34,9 @@ _MANIFESTS: Final = frozenset(
         "io.kubernetes.cri-o.Volumes",
     }
 )
+"""Annotations that have whole manifests, with their environment."""
 _READ: Final = ("io.kubernetes.cri", "kubernetes.io/config.")
+"""How annotations begin that the agent reads."""
 _WORD: Final = re.compile(r"[\w./:@+-]{0,253}")
 _LABELS: Final = frozenset({"io.kubernetes.cri-o.Labels"})
 """Maps of labels as JSON in an annotation."""
@@ -61,10 +63,12 @@ _SECRET_WORD: Final = re.compile(
     r"(?i)(?:password|passwd|passphrase|pwd|secret|token|api[-_]?key|private[-_]?key|access[-_]?key|credential)s?$"
 )
 _LONGEST_WORD: Final = 20
+"""Characters at the end of a name that are searched: more than any word above has."""
 _LONG: Final = re.compile(r"(?<![\w-])[\w-]{1025,}+")
 """No name, no number and no digest is so long: a key, or made to keep the forms above busy."""
 _DEEPEST: Final = 64
 _MOST_ALIASES: Final = 8
+# Long, with both cases and digits: a generated key.
 _RANDOM: Final = re.compile(r"(?=[^ ]*[a-z])(?=[^ ]*[A-Z])(?=[^ ]*\d)[A-Za-z0-9+/_=-]{32,}")
 _STR: Final = "tag:yaml.org,2002:str"
 _PLAIN_WORDS: Final = frozenset({"", "~", "null", "Null", "NULL", "true", "True", "false", "False"})

@@ -49,6 +49,7 @@ from state.reader import StoreDeniedError, read_dump
 from state.topology_sysfs import read_topology
 
 _BOUNDING: Final = ("cpu.set", "cpu.mems", "cpu.quota", "cpu.period", "cpu.burst", "cpu.idle", "cpu.qos")
+"""Knobs whose values in force decide in which order the kernel takes others."""
 
 
 class OfflineSetting(NamedTuple):
@@ -71,7 +72,7 @@ class PlanResult(NamedTuple):
 
     view: NodeView
     desired: Desired
-    standings: tuple[OfflineSetting, ...]
+    settings: tuple[OfflineSetting, ...]
     writes: WritePlan
     sources: Mapping[str, str]
     problems: tuple[str, ...]
@@ -129,7 +130,7 @@ def plan_node(node: Node, recorded_node: RecordedNode, *, files: FileOps = REAL)
     view = knowledge.view(time.monotonic(), actual)
     desired = plan(view, previous, node.config.policies)
     reclaim = node.config.memory.lower is Lower.RECLAIM
-    standings, writes = _against(desired, holds, node.hierarchy, actual, files, reclaim=reclaim)
+    settings, writes = _against(desired, holds, node.hierarchy, actual, files, reclaim=reclaim)
     unread = any(problem.startswith(f"{node.store}:") for problem in problems)
     sources = {
         "kubelet": _count(recorded_node.kubelet),
@@ -141,7 +142,7 @@ def plan_node(node: Node, recorded_node: RecordedNode, *, files: FileOps = REAL)
         f"{pod.title}: {problem}" for pod in knowledge.pods.values() for problem in pod.classification.problems
     ]
     cache = _cache(desired.plan.cache, view, node.root)
-    return PlanResult(view, desired, standings, writes, sources, tuple(dict.fromkeys(problems)), cache)
+    return PlanResult(view, desired, settings, writes, sources, tuple(dict.fromkeys(problems)), cache)
 
 
 def _cache(request: CacheRequest | None, view: NodeView, root: str) -> CachePlan | None:
@@ -264,20 +265,20 @@ def _against(
     reclaim: bool,
 ) -> tuple[tuple[OfflineSetting, ...], WritePlan]:
     """Every setting against what is there; and the writes in the kernel's order."""
-    standings: dict[tuple[str, str], OfflineSetting] = {}
+    compared: dict[tuple[str, str], OfflineSetting] = {}
     changes: list[KnobChange] = []
     for key, setting in desired.settings.items():
-        standings[key] = item = _stand(setting, holds, hierarchy, files)
+        compared[key] = item = _compared(setting, holds, hierarchy, files)
         if item.state == "would write":
             changes.append(_change(item, hierarchy, files, reclaim=reclaim))
     writes = order_changes(changes, actual, hierarchy.versions())
     for blocked in writes.blocked:
         key = blocked.change.path, blocked.change.knob
-        standings[key] = standings[key]._replace(state="blocked", detail=f"{blocked.rule}: {blocked.reason}")
-    return tuple(standings.values()), writes
+        compared[key] = compared[key]._replace(state="blocked", detail=f"{blocked.rule}: {blocked.reason}")
+    return tuple(compared.values()), writes
 
 
-def _stand(setting: Setting, holds: Mapping[str, Hold], hierarchy: Hierarchy, files: FileOps) -> OfflineSetting:
+def _compared(setting: Setting, holds: Mapping[str, Hold], hierarchy: Hierarchy, files: FileOps) -> OfflineSetting:
     knob = CATALOG[setting.knob]
     version = hierarchy.version(knob.controller)
     actual = read_value(hierarchy, setting.path, knob, files)

@@ -25,7 +25,7 @@ _LONGEST_PATH: Final = 4096
 _LARGEST: Final = 4 << 20
 """Bytes of a configuration file, as for the daemon."""
 # A configuration without paths is not loaded: that costs as much as all the rest of the program.
-_SPEAKS: Final = re.compile(rb"""^[^#\n]*\b(?:socket|reader_socket|path|root)["']?\s*:""", re.MULTILINE)
+_PATH_KEYS: Final = re.compile(rb"""^[^#\n]*\b(?:socket|reader_socket|path|root)["']?\s*:""", re.MULTILINE)
 _PATH: Final = re.compile(r"/[A-Za-z0-9._/-]+")
 _SECTIONS: Final = {"http": frozenset({"socket", "reader_socket"}), "store": frozenset({"path"})}
 
@@ -45,7 +45,7 @@ def find(options: Namespace) -> AgentPaths:
     socket: str | None = DEFAULT_SOCKET
     reader: str | None = DEFAULT_READER
     store = DEFAULT_STORE
-    if (options.socket is None or options.store is None) and _config_speaks(options):
+    if (options.socket is None or options.store is None) and _config_has_paths(options):
         socket, reader, store = _configured(options)
     if root != "/":
         # A copied node has a store, but no daemon.
@@ -124,8 +124,8 @@ def _captured(root: str) -> str | None:
     return os.path.normpath(f"/{path.lstrip('/')}")
 
 
-def _config_speaks(options: Namespace) -> bool:
-    return any(_SPEAKS.search(_content(name, required=options.config == name)) for name in _files(options))
+def _config_has_paths(options: Namespace) -> bool:
+    return any(_PATH_KEYS.search(_content(name, required=options.config == name)) for name in _files(options))
 
 
 def _files(options: Namespace) -> list[str]:

@@ -284,7 +284,7 @@ def describe(about: PlanSubject, result: PlanResult) -> dict[str, Any]:
         "budget": budget_facts(result.desired.plan, view.cpu),
         "resources": resource_facts(result.desired.plan, result.cache),
         "pods": [pod_facts(pod, pools) for _, pod in sorted(view.pods.items())],
-        "settings": [_setting(setting, containers) for setting in result.standings],
+        "settings": [_setting(setting, containers) for setting in result.settings],
         "refusals": [
             {
                 "path": refusal.setting.path,

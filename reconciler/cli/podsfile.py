@@ -233,7 +233,7 @@ def plan_machine(topology: Topology, described: list[DescribedPod], config: Conf
     view, desired, steps = _settled(view, use, config)
     if steps is None:
         problems = [*problems, f"no steady state after {_MOST_STEPS} plans: this is the last of them"]
-    standings = tuple(
+    settings = tuple(
         OfflineSetting(setting, "wanted", "no limit" if setting.value is None else str(setting.value), None, "")
         for setting in desired.settings.values()
     )
@@ -243,7 +243,7 @@ def plan_machine(topology: Topology, described: list[DescribedPod], config: Conf
         "pods": f"{len(pods)} described",
         "cpu": f"{cpu(sum(use.values()))} in use, as described; {rest} after {plural(steps or _MOST_STEPS, 'plan')}",
     }
-    return PlanResult(view, desired, standings, WritePlan(steps=()), sources, tuple(dict.fromkeys([*problems, *texts])))
+    return PlanResult(view, desired, settings, WritePlan(steps=()), sources, tuple(dict.fromkeys([*problems, *texts])))
 
 
 def _settled(view: NodeView, use: Mapping[str, int], config: Config) -> tuple[NodeView, Desired, int | None]:

@@ -36,11 +36,13 @@ from resctrl.trial import CacheTrial
 
 RESULTS: Final = "results.json"
 _KEPT: Final = 20
+"""Runs in the record."""
 _LARGEST: Final = 1 << 20
 _SECONDS: Final = 1.0
 _PERIOD_US: Final = 100_000
 _QUOTA_US: Final = 20_000
 _LEAST_SHARE: Final = 10.0
+"""Percent of a CPU that the idle class may have beside a thread of the normal class."""
 _LIMIT_BPS: Final = 4 << 20
 _CHUNK: Final = 256 * 1024
 _MOST_BYTES: Final = 64 << 20
@@ -164,6 +166,7 @@ def _moved(pid: int, cpu: int) -> bool:
     try:
         os.sched_setaffinity(pid, {cpu})
     except OSError as exc:
+        # EINVAL: the CPU is outside of the group's. ESRCH: its CPU time is used up.
         if exc.errno in {errno.EINVAL, errno.ESRCH}:
             return False
         raise

@@ -239,7 +239,7 @@ def replay(
         if end is not None and frame.wall_s > end:
             break
         with _evaluable():
-            run.take(frame, told=begin is None or frame.wall_s >= begin)
+            run.take(frame, counted=begin is None or frame.wall_s >= begin)
         lacking += config.lacks_settings
     run.finish()
     if plans is not None:
@@ -280,7 +280,7 @@ class _Run:
         self._would: dict[str, dict[str, Any]] = {}
         self._unknown: Counter[str] = Counter()
 
-    def take(self, frame: SampleFrame, *, told: bool) -> None:
+    def take(self, frame: SampleFrame, *, counted: bool) -> None:
         """Errors: `ValueError` and `ArithmeticError` for values that no daemon records."""
         if not 0 <= frame.wall_s <= _LATEST_S:
             raise ValueError(f"a time of {frame.wall_s:g} seconds since the epoch")
@@ -296,7 +296,7 @@ class _Run:
             learned = self._brain.remember().learned if known is None else known.learned
             self._brain, self._evictions = InterferenceEngine(self._interference, EngineState(learned=learned)), None
         self.last = frame
-        self._plan(frame, told=told)
+        self._plan(frame, counted=counted)
         shadow = replace(frame, enforce=False)
         judgement = self._brain.evaluate_now(shadow)
         decision, self._evictions = decide(
@@ -307,21 +307,21 @@ class _Run:
             named=(*judgement.named, *judgement.would),
             findings=judgement.findings,
         )
-        if told:
-            self._tell(frame, judgement, decision)
+        if counted:
+            self._record(frame, judgement, decision)
 
     def _use(self, config: Config) -> None:
         self._config, self._interference = config, replace(config.interference, enabled=True)
         self.promises.use(config.headroom)
 
-    def _plan(self, frame: SampleFrame, *, told: bool) -> None:
+    def _plan(self, frame: SampleFrame, *, counted: bool) -> None:
         step, self.step = self.step, None
         if step is None or self._plans is None:
             return
         last, self._planned_at = self._planned_at, frame.at_s
         gap = last is None or not 0 < frame.at_s - last <= _GAP_S
-        self._plans.take(step, frame, gap=gap, counted=told)
-        self.promises.take(step, frame, gap=gap, counted=told)
+        self._plans.take(step, frame, gap=gap, counted=counted)
+        self.promises.take(step, frame, gap=gap, counted=counted)
 
     def finish(self) -> None:
         """What is still open ends with the recording."""
@@ -333,7 +333,7 @@ class _Run:
         self._would.clear()
         self._report.unknown = dict(self._unknown)
 
-    def _tell(self, frame: SampleFrame, judgement: Evaluation, decision: EvictionDecision) -> None:
+    def _record(self, frame: SampleFrame, judgement: Evaluation, decision: EvictionDecision) -> None:
         report = self._report
         report.begin_s = report.begin_s or frame.wall_s
         report.end_s, report.frames = frame.wall_s, report.frames + 1
@@ -366,9 +366,9 @@ class _Run:
             }
             for change in judgement.changes
         ]
-        self._told_evictions(frame, decision)
+        self._record_evictions(frame, decision)
 
-    def _told_evictions(self, frame: SampleFrame, decision: EvictionDecision) -> None:
+    def _record_evictions(self, frame: SampleFrame, decision: EvictionDecision) -> None:
         """A dry run requests the same pod repeatedly, as it is never evicted: reported once, until the request ends."""
         wanted = {order.uid: order for order in decision.would}
         for uid in self._would.keys() - wanted.keys():

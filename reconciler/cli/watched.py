@@ -32,11 +32,11 @@ def of_pod(body: Row, pod: Row) -> Row:
         return {}
     uid = pod["uid"]
     findings = seen.get("findings", ())
-    climbs = [(climb, step) for climb in seen.get("ladder", ()) for step in climb["steps"]]
+    steps = [(escalation, step) for escalation in seen.get("ladder", ()) for step in escalation["steps"]]
     return {
         "watched": bool(seen.get("rules")) and pod.get("class") in _ONLINE,
         "findings": [finding for finding in findings if finding["victim"] == f"pod:{uid}"],
-        "steps": [_step(climb, step) for climb, step in climbs if climb["victim"] == f"pod:{uid}"],
+        "steps": [_step(escalation, step) for escalation, step in steps if escalation["victim"] == f"pod:{uid}"],
         "blamed": [
             # Without the suspect's title: it is this pod's, and the victim's has that name.
             {key: finding[key] for key in ("rule", "victim", "title", "verdict", "for_s")}
@@ -45,7 +45,7 @@ def of_pod(body: Row, pod: Row) -> Row:
             for place, suspect in enumerate(finding["suspects"], 1)
             if suspect["uid"] == uid
         ],
-        "in_force": [_step(climb, step) for climb, step in climbs if step["suspect"] == uid],
+        "in_force": [_step(escalation, step) for escalation, step in steps if step["suspect"] == uid],
         "measure": _measure(seen.get("measures", {}), uid),
         "evictions": [
             {"state": state, **entry}
@@ -56,8 +56,8 @@ def of_pod(body: Row, pod: Row) -> Row:
     }
 
 
-def _step(climb: Row, step: Row) -> Row:
-    return {"rule": climb["rule"], "title": climb["title"], "dry_run": climb["dry_run"], **step}
+def _step(escalation: Row, step: Row) -> Row:
+    return {"rule": escalation["rule"], "title": escalation["title"], "dry_run": escalation["dry_run"], **step}
 
 
 def _measure(measures: Row, uid: str) -> Row:
@@ -170,7 +170,7 @@ def of_node(body: Row) -> Row:
             {finding["victim"] for finding in seen["findings"] if finding["verdict"] == verdict}
             for verdict in ("interfered", "suspect")
         )
-        steps = [step["dry_run"] for climb in seen["ladder"] for step in climb["steps"]]
+        steps = [step["dry_run"] for escalation in seen["ladder"] for step in escalation["steps"]]
         fields |= {
             "rules": len(seen["rules"]),
             "interfered": len(interfered),
@@ -247,13 +247,11 @@ def run_interference(options: Namespace) -> int:
 def _interference_blocks(seen: Row) -> Iterator[Block]:
     yield Table(("RULE", "MODE", "OK", "SUSPECTED", "INTERFERED", "UNKNOWN", "RESPONSES"), list(_rules(seen)), _NUMBERS)
     yield from _records(seen)
-    suffering = [finding for finding in seen["findings"] if finding["verdict"] in {"interfered", "suspect"}]
-    for entry in sorted(
-        suffering, key=lambda item: (item["verdict"] != "interfered", -item["severity"], item["title"])
-    ):
+    harmed = [finding for finding in seen["findings"] if finding["verdict"] in {"interfered", "suspect"}]
+    for entry in sorted(harmed, key=lambda item: (item["verdict"] != "interfered", -item["severity"], item["title"])):
         yield blank()
         yield from _finding(entry)
-    steps = [row for climb in seen["ladder"] for row in _steps(climb)]
+    steps = [row for escalation in seen["ladder"] for row in _steps(escalation)]
     yield from section("Actions", Table(("FOR", "RULE", "SINCE", "", "STEP"), steps))
     yield from _unknown(seen)
     yield from _signals(seen)
@@ -302,9 +300,15 @@ def _finding(fields: Row) -> Iterator[Block]:
         yield line(StyledText(_NO_SUSPECT, "dim"), indent=2)
 
 
-def _steps(climb: Row) -> Iterator[tuple[Cell, ...]]:
-    for step in climb["steps"]:
-        yield climb["title"], climb["rule"], fmt.duration(step["for_s"]), StyledText(_state(step), "dim"), step["words"]
+def _steps(escalation: Row) -> Iterator[tuple[Cell, ...]]:
+    for step in escalation["steps"]:
+        yield (
+            escalation["title"],
+            escalation["rule"],
+            fmt.duration(step["for_s"]),
+            StyledText(_state(step), "dim"),
+            step["words"],
+        )
 
 
 def _state(step: Row) -> str:

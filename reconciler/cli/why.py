@@ -38,7 +38,7 @@ _ENDS_OF_EVICTIONS: Final = {
 """Kinds of the history by the outcome of the eviction."""
 _US: Final = "us"
 """`state.entry.US`, which is not imported here for the start-up's sake."""
-_TOLD_APART: Final = frozenset({"would write", "held", "yielded", "last known", "no longer managed"})
+_SHOWN_APART: Final = frozenset({"would write", "held", "yielded", "last known", "no longer managed"})
 """States that have lines of their own, or say nothing of the file."""
 _LONGEST_PATH: Final = 200
 _CHANGES: Final = 8
@@ -232,7 +232,7 @@ def _not_in_force(groups: Sequence[Row]) -> Iterator[Row]:
     """Settings whose file has another value, for another reason than observe mode, a hold, or a file given up."""
     for state in {setting["state"] for group in groups for setting in group["settings"]}:
         kind = SettingState(state)
-        if not (kind.is_settled() or kind.is_absent() or state in _TOLD_APART):
+        if not (kind.is_settled() or kind.is_absent() or state in _SHOWN_APART):
             yield from (row | {"state": state} for row in _unwritten(groups, state) if row["wanted"] is not None)
 
 

@@ -32,9 +32,10 @@ _CAPABILITIES: Final = {
     23: "SYS_NICE",
     24: "SYS_RESOURCE",
 }
-_LOOKS: Final = 5
-_LOOK_S: Final = 0.02
-"""The daemon has its real-time priority while it waits, which is most of the time."""
+_READINGS: Final = 5
+_BETWEEN_S: Final = 0.02
+"""Between two readings of the daemon's priority. It has its real-time priority while it waits, which is most of the
+time."""
 _FREE_BYTES: Final = 64 << 20
 _SHOWN: Final = 100
 _MOST: Final = 4
@@ -373,11 +374,11 @@ def _priority(node: InspectedNode, pid: int | None) -> str:
     if not node.config.node.realtime_ms or pid is None:
         return ""
     policies = set()
-    for _ in range(_LOOKS):
+    for _ in range(_READINGS):
         policies.add(_policy(pid))
         if os.SCHED_FIFO in policies:
             return "real-time"
-        time.sleep(_LOOK_S)
+        time.sleep(_BETWEEN_S)
     return "" if None in policies else "usual"
 
 

@@ -57,13 +57,13 @@ def _kubelet(node: InspectedNode, results: QueryResults) -> CheckResult:
     )
     if kubelet_config.inside is not None:
         who = f"{who}, inside {kubelet_config.inside}"
-    words_ = f"{version}{who}, {kubelet_config.config_path or 'no configuration file'}"
+    text = f"{version}{who}, {kubelet_config.config_path or 'no configuration file'}"
     if kubelet_config.problems:
         fix = "see kubelet.config_file and kubelet.executable"
-        return warn("kubelet", f"{words_}: {fmt.first_of(kubelet_config.problems, 1)}", fix)
+        return warn("kubelet", f"{text}: {fmt.first_of(kubelet_config.problems, 1)}", fix)
     if kubelet_config.pid is None and not kubelet_config.sources:
         return warn("kubelet", "no process and no configuration found", "start the kubelet, or set kubelet.config_file")
-    return ok("kubelet", words_)
+    return ok("kubelet", text)
 
 
 def _pods(node: InspectedNode) -> CheckResult:
@@ -114,8 +114,8 @@ def _checkpoint(node: InspectedNode) -> CheckResult:
             fix = "check kubelet.root_dir; without it exclusive CPUs are unknown"
         return warn("checkpoints", str(exc), fix)
     owners = sum(map(len, state.entries.values()))
-    sum_ = "checksum OK" if state.verified else "no checksum"
-    return ok("checkpoints", f"policy {state.policy.value}, {fmt.plural(owners, 'exclusive container')}, {sum_}")
+    checksum = "checksum OK" if state.verified else "no checksum"
+    return ok("checkpoints", f"policy {state.policy.value}, {fmt.plural(owners, 'exclusive container')}, {checksum}")
 
 
 def _cpu_manager(node: InspectedNode, results: QueryResults) -> CheckResult:
@@ -133,9 +133,9 @@ def _cpu_manager(node: InspectedNode, results: QueryResults) -> CheckResult:
         return ok("CPU manager", f"CPU manager policy {policy}{by}: OK")
     if state is None:
         reason = f" ({fault.value})" if fault is not None else ""
-        words_ = f"static policy, but exclusive CPUs are unknown: the checkpoint is not usable{reason}"
+        text = f"static policy, but exclusive CPUs are unknown: the checkpoint is not usable{reason}"
         fix = "see checkpoints; a running daemon keeps the last valid allocations, BE may run on newer ones"
-        return warn("CPU manager", words_, fix)
+        return warn("CPU manager", text, fix)
     if reclaimed.besteffort_cpuset:
         fix = "set policies.reclaimed.besteffort_cpuset: false (the planner refuses it: container starts would fail)"
         return warn("CPU manager", "static policy, but besteffort_cpuset is enabled", fix)
@@ -196,8 +196,8 @@ def _bundle(node: InspectedNode, cid: str) -> Bundle | None:
 
 
 def _endpoint(node: InspectedNode, results: QueryResults) -> CheckResult:
-    kubelet_ = node.config.kubelet
-    if not kubelet_.enabled or kubelet_.endpoint is EndpointSection.OFF:
+    section = node.config.kubelet
+    if not section.enabled or section.endpoint is EndpointSection.OFF:
         return ok("kubelet /pods", "not used (kubelet.endpoint: off)")
     if node.copied:
         return ok("kubelet /pods", "copied node: not read")

@@ -304,8 +304,8 @@ def _scheduler(node: InspectedNode) -> CheckResult:
         return warn(name, f"{text} (disabled)", f"sysctl -w {_IDENTITY_SYSCTL}=1")
     lacking = [knob for knob in _SCHEDULER if knob not in there]
     if lacking:
-        told = " and ".join(f"{_SCHEDULER[knob]}: Linux {CATALOG[knob].forms[1].since}" for knob in lacking)
-        return warn(name, text, f"{told} or later")
+        versions = " and ".join(f"{_SCHEDULER[knob]}: Linux {CATALOG[knob].forms[1].since}" for knob in lacking)
+        return warn(name, text, f"{versions} or later")
     return ok(name, text)
 
 
@@ -325,8 +325,8 @@ def _core_scheduling(node: InspectedNode) -> Iterator[CheckResult]:
 
 def _no_psi(node: InspectedNode) -> CheckResult:
     """Whether the kernel supports it, by its build configuration where that is available."""
-    release_ = (read_text(node.root, "proc/sys/kernel/osrelease") or "").strip()
-    built = lines_of(read_text(node.root, f"boot/config-{release_}") or "")
+    release_text = (read_text(node.root, "proc/sys/kernel/osrelease") or "").strip()
+    built = lines_of(read_text(node.root, f"boot/config-{release_text}") or "")
     if "CONFIG_PSI=y" in built:
         off = "psi=0" in (read_text(node.root, "proc/cmdline") or "").split()
         fix = f"boot with psi=1{' instead of psi=0' if off else ''}: needed to distinguish interference from load"

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from reconciler.cli.document import standings
+from reconciler.cli.document import setting_statuses
 
 
 def _classes(document: dict[str, Any]) -> list[dict[str, Any]]:
-    states = Counter(fields["state"] for _, _, fields in standings(document))
+    states = Counter(fields["state"] for _, _, fields in setting_statuses(document))
     counted = Counter(pod["class"] for pod in document["pods"])
     refused = sum(len(pod.get("refusals", ())) for pod in document["pods"])
     return [

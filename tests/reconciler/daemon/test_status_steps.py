@@ -12,7 +12,7 @@ from prometheus_client.exposition import choose_encoder
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.usage import UsageCounters
-from reconciler.cli.document import standings
+from reconciler.cli.document import setting_statuses
 from reconciler.cli.targets import find_pod, sought
 from reconciler.config.model import AgentMode
 from reconciler.control.pod_minutes import CpuSeconds
@@ -66,7 +66,7 @@ async def test_lists_and_sums_are_only_made_by_name_and_agree_with_the_pods(live
         counted: Counter[str] = Counter()
         for row in body["classes"]:
             counted.update(row["settings"])
-        assert counted == Counter(setting["state"] for _, _, setting in standings(body))
+        assert counted == Counter(setting["state"] for _, _, setting in setting_statuses(body))
         of_class = {row["class"]: row["pods"] for row in body["classes"] if row["class"]}
         assert of_class == Counter(pod["class"] for pod in body["pods"])
         assert [row["uid"] for row in body["podlist"]] == [pod["uid"] for pod in body["pods"]]
