@@ -83,6 +83,7 @@ class ProcessSpawn:
         # Threads have the priority of their creator, which is the loop. For good: no other work of theirs needs it.
         if os.getpriority(os.PRIO_PROCESS, 0) < 0:
             os.setpriority(os.PRIO_PROCESS, 0, 0)
+        # The program would inherit the signals that this thread blocks.
         blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
         try:
             return subprocess.Popen(  # noqa: S603  (the operator's own program)
@@ -198,7 +199,7 @@ class Command:
         self._most_output = most_output
         self._grace_s = grace_s
         self._environment = {"PATH": _PATH, "LANG": "C.UTF-8", **(environment or {})}
-        self._lane = trio.CapacityLimiter(4)
+        self._limiter = trio.CapacityLimiter(4)
         self._stuck: list[subprocess.Popen[bytes]] = []
 
     async def run(self, timeout_s: float, given: bytes = b"") -> CommandResult:
@@ -209,16 +210,16 @@ class Command:
         self._reap()
         deadline = trio.current_time() + timeout_s
         process = await self._start(deadline, stdin=bool(given))
-        said = _Captured(self._most_output)
+        captured = _Captured(self._most_output)
         status = None
         # Its pipes remain open until it has ended: a program that cleans up at SIGTERM may write to them.
         with ExitStack() as streams:
             try:
                 with trio.move_on_at(deadline) as scope:
-                    await _communicate(process, streams, given, said)
+                    await _communicate(process, streams, given, captured)
             finally:
                 status = await self._end(process)
-        return _result(status, said, timeout_s if scope.cancelled_caught else None)
+        return _result(status, captured, timeout_s if scope.cancelled_caught else None)
 
     def _reap(self) -> None:
         """Take the exit codes of those that could not be killed and have ended since."""
@@ -229,17 +230,17 @@ class Command:
             raise OSError(errno.EBUSY, f"the previous process (pid {self._stuck[0].pid}) cannot be killed")
 
     async def _start(self, deadline: float, *, stdin: bool) -> "subprocess.Popen[bytes]":
-        launch = ProcessSpawn(self._argv, self._user, self._environment, stdin=stdin, stdout=self._most_output > 0)
+        spawn = ProcessSpawn(self._argv, self._user, self._environment, stdin=stdin, stdout=self._most_output > 0)
         process = None
         try:
             with trio.fail_at(deadline):
                 # Abandoned: a program on a blocked file system must not block its caller.
-                process = await in_worker(launch.run, abandon_on_cancel=True, limiter=self._lane)
+                process = await in_worker(spawn.run, abandon_on_cancel=True, limiter=self._limiter)
                 return process
         except trio.TooSlowError:
             raise OSError(errno.ETIMEDOUT, "not started in time") from None
         finally:
-            if process is None and (late := launch.give_up()) is not None:
+            if process is None and (late := spawn.give_up()) is not None:
                 await self._end(late)
 
     async def _end(self, process: "subprocess.Popen[bytes]") -> int | None:
@@ -253,6 +254,7 @@ class Command:
             kill(process, signal.SIGKILL)
             await _ended(process)
             return process.wait()
+        # The deadline has passed: it is in the kernel, and may end later.
         self._stuck.append(process)
         return None
 
@@ -267,26 +269,28 @@ class _Captured:
         self.errors = bytearray()
 
 
-async def _communicate(process: "subprocess.Popen[bytes]", streams: ExitStack, given: bytes, said: _Captured) -> None:
+async def _communicate(
+    process: "subprocess.Popen[bytes]", streams: ExitStack, given: bytes, captured: _Captured
+) -> None:
     """Until it has ended, or written too much. What it started and left behind is not waited for."""
     stdin, stdout, stderr = (_stream(streams, io) for io in (process.stdin, process.stdout, process.stderr))
     async with trio.open_nursery() as nursery:
-        heard = trio.Event()
+        drained = trio.Event()
 
-        async def listen() -> None:
+        async def read_all() -> None:
             async with trio.open_nursery() as readers:
                 if stderr is not None:
-                    readers.start_soon(_read_errors, stderr, said)
-                if stdout is not None and not await _read_output(stdout, said):
+                    readers.start_soon(_read_errors, stderr, captured)
+                if stdout is not None and not await _read_output(stdout, captured):
                     nursery.cancel_scope.cancel(reason="too much output")
-            heard.set()
+            drained.set()
 
         if stdin is not None:
             nursery.start_soon(_feed, stdin, given)
-        nursery.start_soon(listen)
+        nursery.start_soon(read_all)
         await _ended(process)
         with trio.move_on_after(_DRAIN_S):
-            await heard.wait()
+            await drained.wait()
         nursery.cancel_scope.cancel(reason="the program has ended")
 
 
@@ -296,18 +300,18 @@ async def _feed(stream: trio.lowlevel.FdStream, given: bytes) -> None:
     await stream.aclose()
 
 
-async def _read_output(stream: trio.lowlevel.FdStream, said: _Captured) -> bool:
+async def _read_output(stream: trio.lowlevel.FdStream, captured: _Captured) -> bool:
     while chunk := await stream.receive_some(16 * 1024):
-        said.output += chunk[: said.most + 1 - len(said.output)]
-        if len(said.output) > said.most:
+        captured.output += chunk[: captured.most + 1 - len(captured.output)]
+        if len(captured.output) > captured.most:
             return False
     return True
 
 
-async def _read_errors(stream: trio.lowlevel.FdStream, said: _Captured) -> None:
+async def _read_errors(stream: trio.lowlevel.FdStream, captured: _Captured) -> None:
     while chunk := await stream.receive_some(4096):
         # A character is four bytes at most.
-        said.errors += chunk[: max(0, 4 * MOST_WORDS - len(said.errors))]
+        captured.errors += chunk[: max(0, 4 * MOST_WORDS - len(captured.errors))]
 
 
 def _stream(streams: ExitStack, pipe: IO[bytes] | None) -> trio.lowlevel.FdStream | None:
@@ -331,21 +335,21 @@ def _is_over(process: "subprocess.Popen[bytes]") -> bool:
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _result(status: int | None, said: _Captured, late_s: float | None) -> CommandResult:
+def _result(status: int | None, captured: _Captured, late_s: float | None) -> CommandResult:
     """``late_s``: the time that it did not keep."""
-    message = " ".join(said.errors.decode(errors="replace")[:MOST_WORDS].split())
-    truncated = len(said.output) > said.most > 0
+    message = " ".join(captured.errors.decode(errors="replace")[:MOST_WORDS].split())
+    truncated = len(captured.output) > captured.most > 0
     fate = "could not be killed" if status is None else "was killed"
     problem = ""
     if truncated:
-        problem = f"it printed more than {size(said.most)} and {fate}"
+        problem = f"it printed more than {size(captured.most)} and {fate}"
     elif late_s is not None:
         problem = f"it did not end within {duration(late_s)} and {fate}"
     elif status:
         problem = f"ended with {_code(status)}{f': {message}' if message else ''}"
     return CommandResult(
         status=status,
-        output=bytes(said.output),
+        output=bytes(captured.output),
         words=message,
         timed_out=late_s is not None,
         truncated=truncated,

@@ -1,16 +1,7 @@
 """Unary gRPC calls over a unix socket: all that CRI needs, for a fifth of the memory of gRPC's own library.
 
 That library's import takes 11 MiB of a daemon that may have 50, this module and h2 two. What is added here to h2:
-framing, status, deadlines, and connecting again.
-
-**Repeated calls.** A kept connection may be broken unnoticed. A call that loses such a connection is repeated once on a
-new one; so this is only for calls that are harmless when repeated.
-
-**One kept connection, without a task of its own.** A task that waits for a response reads for all: one task reads, the
-others are parked and check again after each arrival; when the reader has its response, or is cancelled, the next one
-reads. Processing received bytes never awaits, so a cancelled call cannot lose half a frame; its stream is reset and the
-connection remains usable. The alternative, a background reader, would need a nursery that outlives every call, only to
-answer pings between them: if a peer closes the connection because of those, the call is repeated on a new one.
+framing, status, deadlines, and connecting again. Only for calls that are harmless when repeated (`UnaryChannel`).
 
 Source: "gRPC over HTTP2" in gRPC's documentation; RFC 9113.
 """
@@ -53,6 +44,7 @@ _CHUNK: Final = 64 * 1024
 # So much of an answer arrives without waiting for window updates.
 _WINDOW: Final = 1024 * 1024
 _AT_ONCE: Final = 64
+"""Streams at once, where the peer permits more."""
 _SETTINGS_FRAME: Final = b"\4"  # what a server begins with, by its fourth byte
 _LARGEST: Final = 64 * 1024 * 1024
 _LARGEST_READ: Final = 1024 * 1024 * 1024
@@ -77,9 +69,9 @@ class Http2Stream:
     """
 
     def __init__(
-        self, asked: Headers, body: bytes, *, limit: int, sink: Callable[[bytes], None] | None = None, kept: int = 0
+        self, request: Headers, body: bytes, *, limit: int, sink: Callable[[bytes], None] | None = None, kept: int = 0
     ) -> None:
-        self.asked = asked
+        self.request = request
         self.unsent = body
         self.limit = limit
         self.headers: dict[str, str] = {}
@@ -130,9 +122,15 @@ class FrameCounter:
 
 @final
 class Http2Connection:
-    """Everything but the waits is synchronous; a failure is recorded in ``lost`` and handled by the waiting tasks.
+    """A connection without a task of its own. Takes over the connected, non-blocking ``sock``.
 
-    Takes over the connected, non-blocking ``sock``.
+    A task that waits for a response reads for all: one task reads, the others are parked and check again after each
+    arrival; when the reader has its response, or is cancelled, the next one reads. A background reader would need a
+    nursery that outlives every call, only to answer pings between them: a peer that closes the connection because of
+    those costs a repeated call.
+
+    Everything but the waits is synchronous, so a cancelled call cannot lose half a frame: its stream is reset, and the
+    connection remains usable. A failure is recorded in ``lost`` and handled by the waiting tasks.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -169,7 +167,7 @@ class Http2Connection:
         return self.lost is None
 
     def close(self) -> None:
-        """End it; questions under way are lost."""
+        """End it; calls under way are lost."""
         if self.lost is None:
             with suppress(H2Error):
                 self._protocol.close_connection()
@@ -223,7 +221,7 @@ class Http2Connection:
             raise ConnectionLostError(self.lost)
         try:
             stream = self._protocol.get_next_available_stream_id()
-            self._protocol.send_headers(stream, exchange.asked)
+            self._protocol.send_headers(stream, exchange.request)
         except H2Error as exc:
             reason = f"cannot send over this connection: {exc}"
             self._lose(reason)
@@ -233,7 +231,7 @@ class Http2Connection:
         return stream
 
     def _feed(self) -> None:
-        """Hand over as much of the questions as the peer's windows allow."""
+        """Hand over as much of the requests as the peer's windows allow."""
         for stream, exchange in self._exchanges.items():
             while exchange.unsent and not exchange.ended:
                 window = self._protocol.local_flow_control_window(stream)
@@ -304,7 +302,7 @@ class Http2Connection:
                 self._protocol.reset_stream(stream, ErrorCodes.CANCEL)
             self._flush()
         if self._wait is not None:
-            self._wait.cancel(reason="a waiting question has room now")
+            self._wait.cancel(reason="a waiting call has room now")
 
     def _flush(self) -> None:
         self._out += self._protocol.data_to_send()
@@ -313,7 +311,7 @@ class Http2Connection:
                 del self._out[: self._socket.send(self._out)]
         except BlockingIOError:
             if self._wait is not None:
-                self._wait.cancel(reason="bytes of another question wait for room")
+                self._wait.cancel(reason="bytes of another call wait for room")
         except OSError as exc:
             self._lose(f"the connection broke: {exc.strerror}")
 
@@ -372,6 +370,8 @@ class GrpcStatusError(SourceError):
 class UnaryChannel:
     """Calls to one peer; connects at the first call, and again after a lost connection. Many tasks may call at once.
 
+    A kept connection may be broken unnoticed: a call that loses it is repeated once on a new one.
+
     ``source`` and ``shown`` (the operator's path of the socket) begin every message. ``root_only``: only a socket of
     root's, in directories of root's, on which a process of root's listens.
     """
@@ -389,13 +389,13 @@ class UnaryChannel:
         return self._connection is not None and self._connection.lost is None
 
     def close(self) -> None:
-        """Drop the connection; a question under way loses it. The channel remains usable."""
+        """Drop the connection; a call under way loses it. The channel remains usable."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
-    async def call(self, *questions: UnaryCall, timeout_s: float) -> list[bytes]:
-        """The answers to ``questions``, which travel together, in their order.
+    async def call(self, *calls: UnaryCall, timeout_s: float) -> list[bytes]:
+        """The answers to ``calls``, which travel together, in their order.
 
         Errors: `GrpcStatusError` with the peer's own words; `SourceError` without a socket, a connection, or a response
         in time, or none that is one gRPC message.
@@ -403,35 +403,33 @@ class UnaryChannel:
         begun = trio.current_time()
         try:
             with trio.fail_after(timeout_s):
-                exchanges = await self._run(questions, timeout_s)
+                exchanges = await self._run(calls, timeout_s)
         except trio.TooSlowError as exc:
             # A peer without any response may be down for good; a connection with other responses is kept.
             if self._connection is not None and self._connection.heard_at < begun:
                 self.close()
-            raise self._error(questions, _late(timeout_s)) from exc
-        return [
-            self._answer(question, exchange, timeout_s) for question, exchange in zip(questions, exchanges, strict=True)
-        ]
+            raise self._error(calls, _late(timeout_s)) from exc
+        return [self._answer(call, exchange, timeout_s) for call, exchange in zip(calls, exchanges, strict=True)]
 
-    async def _run(self, questions: Sequence[UnaryCall], timeout_s: float) -> list[Http2Stream]:
+    async def _run(self, calls: Sequence[UnaryCall], timeout_s: float) -> list[Http2Stream]:
         again = False
         while True:
-            exchanges = [_exchange(question, timeout_s) for question in questions]
+            exchanges = [_exchange(call, timeout_s) for call in calls]
             connection = self._connection
             kept = connection is not None and connection.usable()
             if connection is None or not kept:
-                connection, kept = await self._connect(questions)
+                connection, kept = await self._connect(calls)
             try:
                 await connection.run(exchanges)
             except ConnectionLostError as exc:
                 if again or not kept:
-                    raise self._error(questions, str(exc)) from exc
+                    raise self._error(calls, str(exc)) from exc
                 again = True
             else:
                 return exchanges
 
-    async def _connect(self, questions: Sequence[UnaryCall]) -> tuple[Http2Connection, bool]:
-        """A connection, and whether another question made it meanwhile."""
+    async def _connect(self, calls: Sequence[UnaryCall]) -> tuple[Http2Connection, bool]:
+        """A connection, and whether another call made it meanwhile."""
         while True:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
@@ -448,7 +446,7 @@ class UnaryChannel:
                 if isinstance(exc, UntrustedFileError):
                     raise SourceError(self._source, f"{self._shown}: not used: {exc.strerror}") from exc
                 if not isinstance(exc, BlockingIOError):
-                    raise self._error(questions, f"cannot connect: {exc.strerror or exc}") from exc
+                    raise self._error(calls, f"cannot connect: {exc.strerror or exc}") from exc
             else:
                 self._connection = Http2Connection(sock)
                 return self._connection, False
@@ -457,40 +455,41 @@ class UnaryChannel:
             if self._connection is not None and self._connection.usable():
                 return self._connection, True
 
-    def _answer(self, question: UnaryCall, exchange: Http2Stream, timeout_s: float) -> bytes:
-        code, said = parse_status(exchange)
+    def _answer(self, call: UnaryCall, exchange: Http2Stream, timeout_s: float) -> bytes:
+        code, message = parse_status(exchange)
         if code == Code.DEADLINE_EXCEEDED:
-            raise self._error([question], _late(timeout_s))
+            raise self._error([call], _late(timeout_s))
         if code:
             name = Code(code).name if code in set(Code) else f"status {code}"
-            text = " ".join(said.split())[:200]
-            raise GrpcStatusError(self._source, f"{self._shown}: {question.method}: {name}: {text}", code)
-        if said:
-            raise self._error([question], said)
+            text = " ".join(message.split())[:200]
+            raise GrpcStatusError(self._source, f"{self._shown}: {call.method}: {name}: {text}", code)
+        if message:
+            raise self._error([call], message)
         return bytes(exchange.body[PREFIX:])
 
-    def _error(self, questions: Sequence[UnaryCall], message: str) -> SourceError:
-        text = ", ".join(question.method for question in questions)
+    def _error(self, calls: Sequence[UnaryCall], message: str) -> SourceError:
+        text = ", ".join(call.method for call in calls)
         return SourceError(self._source, f"{self._shown}: {text}: {message}")
 
 
-def _exchange(question: UnaryCall, timeout_s: float) -> Http2Stream:
+def _exchange(call: UnaryCall, timeout_s: float) -> Http2Stream:
     # The peer's clock runs a little longer, so that the client's ends an unanswered call.
+    # Eight digits are the most that a grpc-timeout may have.
     patience_ms = min(math.ceil(timeout_s * 1100), 99_999_999)
     headers = (
         (":method", "POST"),
         (":scheme", "http"),
-        (":path", question.path),
+        (":path", call.path),
         (":authority", "localhost"),
         ("grpc-timeout", f"{patience_ms}m"),
         ("te", "trailers"),
         ("content-type", "application/grpc"),
         ("user-agent", "bypassd"),
     )
-    framed = b"\0" + len(question.message).to_bytes(PREFIX - 1, "big") + question.message
-    if question.sink is None:
+    framed = b"\0" + len(call.message).to_bytes(PREFIX - 1, "big") + call.message
+    if call.sink is None:
         return Http2Stream(headers, framed, limit=PREFIX + _LARGEST)
-    return Http2Stream(headers, framed, limit=PREFIX + _LARGEST_READ, sink=question.sink(), kept=PREFIX)
+    return Http2Stream(headers, framed, limit=PREFIX + _LARGEST_READ, sink=call.sink(), kept=PREFIX)
 
 
 def parse_status(exchange: Http2Stream) -> tuple[int, str]:

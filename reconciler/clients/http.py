@@ -1,9 +1,7 @@
 """The HTTP client of all parts: the kubelet, the API server, webhooks and probes.
 
-The only module that imports the HTTP library, and only when a session opens: with TLS it costs 5 MiB, which a node that
-needs no HTTP does not pay. It is httpcore2 and not httpx2 above it: its additions (redirects, cookies, forms, decoding)
-are not needed here, and it takes 2 MiB more. Every failure becomes one `SourceError` that names the peer and the
-reason.
+The only module that imports the HTTP library (httpcore2), and only when a session opens: with TLS it costs 5 MiB, which
+a node that needs no HTTP does not pay. Every failure becomes one `SourceError` that names the peer and the reason.
 
 Longer than other modules because a session, its connections and the errors of both share one library and its limits.
 """
@@ -51,6 +49,7 @@ _MOST_KEPT: Final = 8 * 1024
 _NO_HEADER: Final = "invalid character in a request header"
 _KEEPALIVE_S: Final = 120.0
 _CLOSE_S: Final = 1.0
+"""A close that takes longer is abandoned, and the socket closed."""
 _PROBES: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
@@ -123,7 +122,7 @@ class _Request(NamedTuple):
             "Host": host,
             "User-Agent": f"bypassd/{__version__}",
             "Accept": "application/json",
-            "Accept-Encoding": "identity",
+            "Accept-Encoding": "identity",  # the library decodes nothing
             **({"Authorization": f"Bearer {token}"} if token else {}),
         }
         given = {name.lower() for name in self.headers}
@@ -287,7 +286,8 @@ class HttpSession:
         begun: Callable[[], None] | None = None,
     ) -> HttpResponse:
         """``begun`` is called when a success has started, before its first part."""
-        # Lazy: many nodes send no request. In a thread: it takes a tenth of a second.
+        # Lazy: many nodes send no request. In a thread: it takes a tenth of a second. Not httpx2 above it, whose
+        # redirects, cookies, forms and decoding are not needed, and which takes 2 MiB more.
         await import_in_thread("httpcore2")
         import httpcore2
 

@@ -1,11 +1,6 @@
 """The node's own object at the API server: its taints and conditions are read, and one of them is changed.
 
-A change names what it expects, so that the API server refuses it when another client was faster:
-
-- Taints have no merge key, so that a merge patch replaces the whole list. A JSON patch tests the object's uid and the
-  taint at its index, and changes that one; or tests that there is none and adds the list.
-- Conditions are merged by their type; the patch has the object's uid and, unless others change the object all the time,
-  its resourceVersion.
+A change names what it expects, so that the API server refuses it when another client was faster.
 
 Source: Kubernetes documentation, "API Concepts"; Kubernetes API reference, Node v1; RFC 6902.
 """
@@ -32,6 +27,7 @@ _MOST_NAMES: Final = 3
 _LONGEST_MESSAGE: Final = 200
 _TIMEOUT_S: Final = 5.0
 _CONFLICT: Final = frozenset({409, 422})
+"""Another resourceVersion or uid; a test of a JSON patch that has failed."""
 
 
 class NodeRefusedError(SourceError):
@@ -174,6 +170,7 @@ class NodeClient:
         if node.taints:
             change = [{"op": "add", "path": "/spec/taints/-", "value": taint}]
         else:
+            # For the API server's test a list that is absent equals null.
             change = [
                 {"op": "test", "path": "/spec/taints", "value": None},
                 {"op": "add", "path": "/spec/taints", "value": [taint]},
@@ -207,12 +204,14 @@ class NodeClient:
         await self._api.aclose()
 
     async def _patch_taints(self, node: NodeObject, change: Sequence[object]) -> NodeObject:
+        # A JSON patch, as taints have no merge key: a merge patch replaces the whole list.
         same = {"op": "test", "path": "/metadata/uid", "value": node.uid}
         return self._object(
             await self._request("PATCH", self.path, [same, *change], content_type="application/json-patch+json")
         )
 
     async def _patch_status(self, node: NodeObject, condition: object, *, any_version: bool) -> NodeObject:
+        # Conditions are merged by their type. Without the version where others change the object all the time.
         version = {} if any_version else {"resourceVersion": node.version}
         body = {"metadata": {"uid": node.uid, **version}, "status": {"conditions": [condition]}}
         kind = "application/strategic-merge-patch+json"

@@ -12,6 +12,7 @@ LONGEST_ITEM: Final = 2 << 20
 """Bytes of an item: etcd takes objects of 1.5 MiB."""
 _LONGEST_VARINT: Final = 10
 _FIXED: Final = {1: 8, 5: 4}
+"""Bytes by wire type."""
 _VARINT: Final = 0
 _LENGTH: Final = 2
 
@@ -74,7 +75,7 @@ class MessageItems:
         if kind == _VARINT:
             return
         self._left = self._length = value
-        wanted = tag == (1 << 3 | _LENGTH)
+        wanted = tag == (1 << 3 | _LENGTH)  # field 1
         self._item = bytearray() if wanted and value <= self._longest else None
         if wanted and value > self._longest:
             self._take(b"", value)
