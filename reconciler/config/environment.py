@@ -45,6 +45,7 @@ def kubelet_peer(
     """
     if not config.enabled or config.endpoint is EndpointSection.OFF:
         return None
+    # Each of these is a sign of a kubelet on this machine.
     sign = kubelet_config.sources or config.address is not None or identity is not None
     if config.endpoint is EndpointSection.AUTO and not sign:
         return None
@@ -52,6 +53,7 @@ def kubelet_peer(
     if config.endpoint is EndpointSection.HTTPS:
         http = 0
     elif config.endpoint is EndpointSection.HTTP:
+        # The operator chose it: its default number even where the kubelet's file closes the port.
         http = http or 10255
     credentials = config.endpoint is not EndpointSection.HTTP
     given = credentials and bool(config.token_file or config.client_cert_file)
@@ -143,6 +145,7 @@ def find_place(config: Config) -> NodeEnvironment | None:
         topology=read_topology(root),
         kubelet=kubelet,
         runtime=runtime_dirs(config),
+        # A copied node (another root) does not have this process.
         own=own_group(layout) if root == "/" else None,
     )
 
@@ -151,6 +154,7 @@ def find_layout(config: Config, hierarchy: Hierarchy, kubelet: KubeletConfig) ->
     """Where the pods' groups are; None while neither the kubelet's configuration nor a directory shows it."""
     layout = detect_layout(hierarchy, kubelet.cgroups if kubelet.sources else None)
     if config.node.cgroup_root is not None:
+        # The configured root alone does not show the driver; cgroupfs is the kubelet's default.
         return Layout(layout.driver if layout is not None else Driver.CGROUPFS, config.node.cgroup_root)
     return layout
 
@@ -212,7 +216,7 @@ async def wait_for_place(config: Config, waiting: Callable[[str], object]) -> No
 
     Errors: `SourceError` when no usable cgroup hierarchy is mounted. Files that only cannot be read now are waited for.
     """
-    said = ""
+    reported = ""
     while True:
         try:
             if (place := find_place(config)) is not None:
@@ -224,9 +228,9 @@ async def wait_for_place(config: Config, waiting: Callable[[str], object]) -> No
             missing = str(exc)
         except OSError as exc:
             missing = f"cannot read the node: {exc}"
-        if missing != said:
+        if missing != reported:
             _LOG.warning(missing)
-            said = missing
+            reported = missing
             waiting(missing)
         await trio.sleep(_AGAIN_S)
 
@@ -262,6 +266,7 @@ def runtime_dirs(config: Config) -> RuntimeDirs:
     bundles = (_under(root, f"{runtime.state_dir}/io.containerd.runtime.v2.task/k8s.io"),)
     return replace(
         dirs,
+        # Roots that the operator names replace the detected ones; a bundle directory is only one more.
         states=tuple(dict.fromkeys((*states, *(() if states else dirs.states)))),
         bundles=tuple(dict.fromkeys((*bundles, *dirs.bundles))),
     )

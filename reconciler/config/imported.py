@@ -3,14 +3,7 @@
 Read are Koordinator's ConfigMap ``slo-controller-config``, Katalyst's AdminQoSConfiguration, and the ConfigMap of
 Volcano's agent, as ``kubectl get -o json`` writes them. Every value of the source is accounted for
 (`reconciler.config.mapping`): it becomes a setting, it is named with the reason why it does not and the nearest
-setting, or it is unknown. Values for some nodes only (``nodeStrategies``, ``nodeConfigs``, ``nodesConfig``) are not
-taken: which nodes they are of is not known here. A value that our reader refuses (`fitting`) is named like one without
-a counterpart.
-
-Koordinator's host applications become entries of ``host_workloads``. Koordinator bounds what its host applications use;
-here they are measured. Source: Koordinator's apis/configuration.HostApplicationCfg and slo/v1alpha1.HostApplicationSpec
-(v1.8): the path is base, parentDir and relativePath, joined; the base is the cgroup root, or a directory of the
-kubelet's.
+setting, or it is unknown. A value that our reader refuses (`fitting`) is named like one without a counterpart.
 """
 
 import re
@@ -56,7 +49,11 @@ class ImportedSetting(NamedTuple):
 
 
 def applications(value: object) -> tuple[list[ImportedSetting], list[str]]:
-    """The settings, and each application that becomes none, with the reason. Errors: none, whatever the value is."""
+    """Koordinator's host applications as entries of ``host_workloads``, and each that becomes none, with the reason.
+
+    Koordinator bounds what they use; here they are measured only. Errors: none, whatever the value is.
+    Source: Koordinator's apis/configuration.HostApplicationCfg and slo/v1alpha1.HostApplicationSpec (v1.8).
+    """
     found = value.get("applications") if isinstance(value, Mapping) else None
     settings: dict[str, list[ImportedSetting]] = {}
     left: list[str] = []
@@ -79,7 +76,7 @@ def applications(value: object) -> tuple[list[ImportedSetting], list[str]]:
 
 
 def _entry(item: object, origin: str, known: Container[str]) -> tuple[str, list[ImportedSetting]]:
-    """Errors: `_NoEntryError` with the reason why it becomes none."""
+    """An entry's name and settings. Errors: `_NoEntryError` with the reason why it becomes none."""
     if not isinstance(item, Mapping):
         raise _NoEntryError("expected an object")
     name = _OTHER.sub("-", str(item.get("name") or ""))[:_LONGEST]
@@ -95,6 +92,8 @@ def _entry(item: object, origin: str, known: Container[str]) -> tuple[str, list[
     place = item.get("cgroupPath")
     if not isinstance(place, Mapping):
         raise _NoEntryError("it has no cgroupPath")
+    # The path is base, parentDir and relativePath, joined; the base is the cgroup root, or a directory of the
+    # kubelet's.
     base = str(place.get("base") or "CgroupRoot")
     if base != "CgroupRoot":
         raise _NoEntryError(f"its group is below {base[:_LONGEST]}: what is in the kubelet's groups is of the pods")
@@ -122,7 +121,7 @@ MOST_LEAVES: Final = 2000
 LONGEST: Final = 60
 DEEPEST: Final = 24
 _SWITCHES: Final[Mapping[str, tuple[Leaf, ...]]] = {"enable": (False,), "policy": ("none",)}
-"""A key of a section, and the values with which the section is off."""
+"""A key of a section, and the values with which the section is off: its other values are not in use there."""
 _LARGEST_NUMBER: Final = 1e15
 _NUMBER: Final = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?", re.ASCII)
 
@@ -149,6 +148,7 @@ _KOORDINATOR_KEYS: Final = (
     KEY,
 )
 _OTHER_NODES: Final = ("nodeStrategies[]", "nodeConfigs[]", "nodesConfig[]")
+"""Values for some nodes only. They are not taken: which nodes these are is not known here."""
 
 
 def imported(document: object) -> Imported:
@@ -176,6 +176,7 @@ def accounted(source: Source, values: Iterable[FoundValue]) -> Imported:
     others: dict[str, None] = {}
     for path, value, off, title in values:
         if (place := next((part for part in _OTHER_NODES if part in path), None)) is not None:
+            # One line for the whole list, not one for each of its values.
             whole = printable(f"{path.partition(place)[0]}{place}", 200)
             others[f"{whole}: of some nodes only: which ones is not known here"] = None
             continue
@@ -268,6 +269,7 @@ def _recognized(document: object) -> tuple[Source, object, list[str]]:
         except (ValueError, UnicodeError) as exc:
             problems.append(f"{printable(str(name), LONGEST)}: not JSON: {printable(str(exc), 100)}")
     first = parts.get("colocation-config")
+    # Volcano's ConfigMap has a part of the same name as Koordinator's, with other keys in it.
     if isinstance(first, dict) and ("globalConfig" in first or "nodesConfig" in first):
         return VOLCANO, first, problems
     if any(name in parts for name in _KOORDINATOR_KEYS):

@@ -1,8 +1,7 @@
 """The configuration's JSON Schema, for editors and for checks before a roll-out; made from the same declarations.
 
-A number with a unit is a string in YAML, so a number setting accepts the bare number within its bounds or a string of
-the unit's pattern. Bounds of strings with units, rules across settings and rules that need a node are checked by
-``bypassd check-config`` alone.
+Bounds of numbers with units, rules across settings and rules that need a node are checked by ``bypassd check-config``
+alone.
 
 Source: JSON Schema 2020-12; the YAML language server reads it from a ``# yaml-language-server: $schema=`` line.
 """
@@ -111,6 +110,7 @@ def _number(schema: Schema) -> dict[str, Any]:
     number |= {key: value for key, value in bounds.items() if value is not None}
     if schema.unit is None or not schema.unit.factors:
         return number
+    # With a unit it is a string in YAML.
     return {"anyOf": [number, {"type": "string", "pattern": _unit_pattern(schema.unit)}]}
 
 

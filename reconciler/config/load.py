@@ -61,10 +61,12 @@ def load(
     removed: list[ConfigProblem] = []
     layers = _layers(texts, removed, top)
     bound = layers.bind(_preset)
+    # Before the first error is raised: each report has every problem.
     _check_windows(layers, bound)
     if bound is None or problems or layers.problems():
         raise ConfigError((*problems, *layers.problems()))
     files = tuple(text.name for text in texts)
+    # The other origins are in the text of the preset, which is not a file.
     origins = {name: at for name, at in bound.origins.items() if at.file in files}
     _check_mode(bound.value, origins)
     preset = bound.origins.keys() - origins.keys()
@@ -97,6 +99,8 @@ def in_window(loaded: Loaded, index: int | None, top: Schema | None = None) -> L
     bound = layers.bind(_preset, places, without="windows")
     if bound is None:
         raise ConfigError(layers.problems())
+    # The level of a window does not change the mode; ``bind`` had no windows; and after a reload the texts may have
+    # values that only a restart applies.
     config, _ = _keep_fixed(base, replace(_with_places(bound), mode=base.mode, windows=base.windows))
     origins = {setting: at for setting, at in bound.origins.items() if at.file in loaded.files}
     preset = bound.origins.keys() - origins.keys()
@@ -217,6 +221,7 @@ def _texts(path: str, *, required: bool, problems: list[ConfigProblem]) -> Itera
             content = read_file(file, _LARGEST, pipes=True)
             yield Text(file, content.decode())
         except FileNotFoundError:
+            # One that the directory listed is not optional: its settings were meant.
             if file != path or required:
                 problems.append(ConfigProblem(SourceLocation(file), "", "no such file"))
         except PermissionError:
@@ -256,6 +261,7 @@ def _check_windows(layers: TextLayers[Config], bound: BoundConfig[Config] | None
             text = f"expected a name of its own; windows[{first}] is {name}, too"
             layers.refuse(ConfigProblem(at, f"windows[{index}].name", text))
     for index, window in enumerate(bound.value.windows if bound is not None else ()):
+        # A zone that is not named is the node's, which is known only with ``node.root``.
         try:
             WindowTable([window], bound.value.node.root if bound is not None else "/")
         except ValueError as exc:

@@ -4,9 +4,6 @@ Two features share it: ``bypassctl init --from`` (`reconciler.config.imported`),
 daemon reads at the API server (``apiserver.node_settings``, `reconciler.config.node_layer`). Every value that a control
 plane has is a setting here, or has the reason why not and the nearest setting.
 
-A value of a section that is off in the control plane (``enable: false``, ``policy: none``) is not in use there, and is
-not taken.
-
 Source: Koordinator's apis/configuration, apis/extension and slo/v1alpha1 (v1.8), Katalyst's config/v1alpha1 (v0.6),
 Volcano's pkg/agent/config/api (v1.13).
 """
@@ -18,6 +15,7 @@ from cgroupfs.cpuset import CpuSet
 from reconciler.settings.units import milli
 
 Leaf = str | int | float | bool | None
+# Longer texts are not parsed: they come from objects of others.
 _LONGEST_LIST: Final = 400
 _LONGEST_QUANTITY: Final = 24
 NODE_SECTIONS: Final = ("policies.", "eviction.triggers.")
@@ -99,6 +97,7 @@ def _text_flag(value: Leaf) -> str | None:
 
 
 def _dry(value: Leaf) -> str | None:
+    # An entry of a list of plug-ins: each of them means the same here.
     return None if not isinstance(value, str) else "true"
 
 
@@ -107,6 +106,7 @@ def _never(_: Leaf) -> str | None:
 
 
 def _burst_percent(value: Leaf) -> str | None:
+    # Koordinator's default is 1000 %; the kernel refuses a burst above the quota.
     return _same(min(value, 100)) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -123,6 +123,7 @@ def _either(yes: str, no: str) -> Callable[[Leaf], str | None]:
 
 
 def _identity(value: Leaf) -> str | None:
+    # Of the class BE, whose identity is -1 where the feature is in use.
     return _same(value == -1) if isinstance(value, int) and not isinstance(value, bool) else None
 
 

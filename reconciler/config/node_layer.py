@@ -1,10 +1,7 @@
 """Settings of a control plane below those of the files and of ``protect``, above the defaults.
 
-Each value is checked by its own setting's type and bounds. Values that contradict each other, or a file, are found
-section by section: all of a section first; if its own check refuses that, one value after the other, twice, so that the
-order of two that belong together does not matter. So the work is at most three checks for each value and section, and
-no other section is checked again. Of a section that contradicts another one, each value is tried separately, twice, in
-each section around it: no value is refused for its neighbour's mistake.
+Each value is checked by its own setting's type and bounds, and section by section against the other values and those of
+the files. No other section is checked again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +19,7 @@ from state.printable import printable
 
 _LONGEST: Final = 200
 _ROUNDS: Final = 2
+"""Of trying values one by one: in the second, one is taken that was refused before the value that it belongs to."""
 
 
 class Layer(NamedTuple):
@@ -40,7 +38,7 @@ def layered(loaded: Loaded, values: Mapping[str, tuple[str, str]], top: Schema |
     top = section_of(Config) if top is None else top
     overridden: dict[str, str] = {}
     refused: dict[str, str] = {}
-    given: dict[str, object] = {}
+    converted: dict[str, object] = {}
     for setting, (text, _) in values.items():
         if setting in loaded.preset:
             overridden[setting] = "protect has it"
@@ -48,10 +46,10 @@ def layered(loaded: Loaded, values: Mapping[str, tuple[str, str]], top: Schema |
             overridden[setting] = f"{at} has it"
         else:
             try:
-                given[setting] = scalar_of(top, setting, text)
+                converted[setting] = scalar_of(top, setting, text)
             except ValueError as exc:
                 refused[setting] = printable(str(exc), _LONGEST)
-    config = _applied(loaded.config, top, nested(given), "", refused)
+    config = _applied(loaded.config, top, nested(converted), "", refused)
     assert isinstance(config, Config)
     taken = {name: origin for name, (_, origin) in values.items() if name not in overridden and name not in refused}
     return Layer(replace(loaded, config=config, node=taken), overridden, refused)
@@ -83,6 +81,7 @@ def _applied(section: Struct, schema: Schema, tree: Mapping[str, Any], path: str
     if not parts:
         return section
     try:
+        # All at once first: mostly they are valid, and this is one check.
         return _with(section, schema, {name: part.value for name, part in parts.items()})
     except ValueError:
         return _one_by_one(section, schema, parts, refused)
@@ -91,6 +90,7 @@ def _applied(section: Struct, schema: Schema, tree: Mapping[str, Any], path: str
 def _one_by_one(section: Struct, schema: Schema, parts: Mapping[str, _ChangedField], refused: dict[str, str]) -> Struct:
     left = dict(parts)
     reasons: dict[str, str] = {}
+    # With the check of all at once these are at most three checks for each value and section.
     for _ in range(_ROUNDS):
         for name, part in list(left.items()):
             try:
@@ -110,7 +110,10 @@ def _one_by_one(section: Struct, schema: Schema, parts: Mapping[str, _ChangedFie
 def _value_by_value(
     section: Struct, schema: Schema, leaves: Mapping[str, tuple[Sequence[str], object]], refused: dict[str, str]
 ) -> Struct:
-    """The section with those values of an inner one that contradict nothing in it."""
+    """The section with those values of an inner one that contradict nothing in it.
+
+    Separately, as a value must not be refused for the mistake of another one in its own section.
+    """
     left = dict(leaves)
     reasons: dict[str, str] = {}
     for _ in range(_ROUNDS):
@@ -144,6 +147,7 @@ def _with(section: Struct, schema: Schema, changes: Mapping[str, object]) -> Str
         }
         return msgspec.convert(fields, schema.struct)
     except msgspec.ValidationError as exc:
+        # The cause is the section's own error; msgspec's adds a path, which is not that of the setting.
         raise ValueError(str(exc.__cause__ or exc)) from exc
 
 

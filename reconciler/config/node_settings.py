@@ -1,8 +1,6 @@
 """The control plane's settings of this node: as read, as kept over a restart, and as a layer of the configuration.
 
-What is kept are the values of the objects and not our settings, so that a version with another mapping reads them as it
-would read the objects. A row of another node (a copied disk) is not used. Everything is bounded: values, their texts,
-and the row as a whole.
+Everything is bounded: values, their texts, and the row as a whole.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +45,10 @@ _MOST_LEFT: Final = 100
 
 
 class KeptValue(Struct, frozen=True, array_like=True):
-    """One value of an object; as `FoundValue`."""
+    """One value of an object; as `FoundValue`.
+
+    The object's value and not our setting: a version with another mapping reads it as it would read the object.
+    """
 
     path: str
     value: str | int | float | bool | None
@@ -63,7 +64,10 @@ class KeptObject(Struct, frozen=True, kw_only=True):
 
 
 class KeptSettings(Struct, frozen=True, kw_only=True):
-    """The last settings of a node. ``node``: the name of its object. ``version``: what an unchanged object has."""
+    """The last settings of a node. ``version``: what an unchanged object has.
+
+    ``node``: the name of its object; a row of another node (a copied disk) is not used.
+    """
 
     v: int = 1
     source: NodeSettings
@@ -154,17 +158,18 @@ def in_force(loaded: Loaded, kept: KeptSettings | None, top: Schema | None = Non
     if kept is None or loaded.config.apiserver.node_settings is NodeSettings.OFF:
         return SettingsInForce(loaded)
     found = accounted(SOURCES[kept.source], _values(kept.objects))
-    given: dict[str, tuple[str, str]] = {}
+    taken: dict[str, tuple[str, str]] = {}
     left: list[str] = [f"{item.title}: {problem}" for item in kept.objects for problem in item.problems]
     left += found.left
     for item in found.settings:
         if item.setting.startswith(NODE_SECTIONS):
-            given.setdefault(item.setting, (item.text, item.origin))
+            # Further values of a setting are equal, see `Imported`.
+            taken.setdefault(item.setting, (item.text, item.origin))
         else:
             left.append(f"{item.origin}: {item.setting} is set in a file alone")
-    layer = layered(loaded, given, top)
+    layer = layered(loaded, taken, top)
     for reasons in (layer.overridden, layer.refused):
-        left += (f"{given[name][1]}: {name}: {reason}" for name, reason in reasons.items())
+        left += (f"{taken[name][1]}: {name}: {reason}" for name, reason in reasons.items())
     return SettingsInForce(layer.loaded, tuple(left), sum(len(item.values) for item in kept.objects))
 
 

@@ -4,15 +4,6 @@ A level is the rows of `ROWS` up to it. They are a layer below the files, settin
 file always applies instead. No row depends on the node. A policy sets only what the kernel offers and reports the rest
 (`reconciler.policies.base`), so a level is the same set of settings on every node and `lacking` says which of them
 have no effect on one; after a change of the kernel they take effect without a change of the configuration.
-
-A row may be of any setting that a reload can change. Left out on purpose:
-
-- ``policies.core_sched``: while BE work runs on a core the other thread may be idle, and the gain for online work is
-  not measured.
-- ``policies.group_identity`` and ``policies.qos_level``: kernels of two distributions only; the second is irreversible
-  for a pod.
-- ``policies.be_memory.hard_percent``: BE processes are killed at a hard limit.
-- Evictions remain a dry run: no restore undoes them, and they may need rights in the cluster.
 """
 
 import json
@@ -72,6 +63,11 @@ _FULL: Final = Protection.FULL
 _BUDGET: Final = "BE CPU budget"
 _RESPONSES: Final = "responses to interference"
 
+# No level has:
+# - policies.core_sched: while BE work runs on a core the other thread may be idle, and what online work gains is not
+#   measured;
+# - policies.group_identity and policies.qos_level: kernels of two distributions only have them, and the second cannot
+#   be undone for a pod.
 ROWS: Final = (
     _row(Protection.OBSERVE, "mode", "observe"),
     _row(_CPU, "mode", "enforce"),
@@ -82,6 +78,7 @@ ROWS: Final = (
     # On any kernel; the only side before Linux 5.15.
     _row(_CPU, "policies.idle_class.threads", True, "idle class of threads"),
     _row(_MEMORY, "policies.memory_qos.enabled", True, "protected memory requests", "memory.low"),
+    # Without `hard_percent`: at a hard limit BE processes are killed.
     PresetRow(
         level=_MEMORY,
         setting="policies.be_memory.enabled",
@@ -112,10 +109,11 @@ ROWS: Final = (
     _row(_FULL, "interference.rules.memory.dry_run", False, _RESPONSES),
     _row(_FULL, "interference.rules.cache.dry_run", False, _RESPONSES),
     _row(_FULL, "interference.rules.io.dry_run", False, "responses to disk pressure", Facility.POD_PRESSURE),
+    # A dry run only: no restore undoes an eviction, and it may need rights in the cluster.
     _row(_FULL, "eviction.enabled", True, "evictions (dry run)"),
     _row(_FULL, "eviction.dry_run", True, "evictions (dry run)"),
 )
-"""Every level's settings, by level; a setting is in one level only, ``mode`` apart."""
+"""Every level's settings, by level; a setting is in one level only, ``mode`` apart. Each can be changed by a reload."""
 
 
 class NodeOffers(Struct, frozen=True, kw_only=True):
@@ -136,6 +134,7 @@ def rows_of(level: Protection | None) -> tuple[PresetRow, ...]:
     if level is None:
         return ()
     if level is Protection.OBSERVE:
+        # The other levels do not include it: they have the other mode.
         return tuple(row for row in ROWS if row.level is level)
     levels = LEVELS[: LEVELS.index(level) + 1]
     return tuple(row for row in ROWS if row.level in levels)
@@ -156,6 +155,7 @@ def lacking(row: PresetRow, node: NodeOffers) -> str | None:
     needs = row.needs
     if row.either:
         needs = tuple(name for name in needs if node.versions.get(CATALOG[name].controller) in CATALOG[name].forms)
+        # Neither: the controller is not mounted, and the reason is the same for both.
         needs = needs or row.needs[:1]
     reasons = [reason for need in needs if (reason := _reason(need, node)) is not None]
     return "; ".join(dict.fromkeys(reasons)) or None

@@ -1,7 +1,7 @@
 """Settings of earlier versions: a configuration that still has one is read without it, and a warning says what applies.
 
 A node must start after an upgrade, so such a key is never an error. The table says what replaced each, or why nothing
-did. A rule that cannot mean what was written is off: with one condition less it could respond more often.
+did.
 """
 
 import re
@@ -164,6 +164,7 @@ class RemovedKeys:
                 self._note(node.places[key], (*path, key), below)
             else:
                 items[key] = value if below is None else self._pruned(value, (*path, key), below)
+        # A rule with one condition less could respond more often.
         if len(path) == _RULE and path[:2] == ("interference", "rules") and len(self._found) > before:
             return Section(node.at, {"enabled": Scalar(node.at, "false", quoted=False)}, {"enabled": node.at})
         return Section(node.at, items, node.places)

@@ -45,6 +45,7 @@ _PROBE_EACH_S: Final = 30 * 86_400
 _PROBE_S: Final = 6 * 3600
 """Two changes of a zone's offset are further apart."""
 _EARLIEST: Final = 86_400 * 366
+"""The days before it exist, too: `_local` does not go below the epoch."""
 _LATEST: Final = 250_000_000_000
 """The year 9892; with the days around it all dates exist in every zone."""
 _LOCALTIME: Final = "etc/localtime"
@@ -135,6 +136,7 @@ def zone_of(name: str | None, root: str = "/") -> tzinfo:
         raise ValueError(f"zone {name}: its data cannot be read: {exc}") from exc
     except KeyError as exc:
         try:
+            # Is it this zone that is missing, or the zone data as a whole?
             ZoneInfo.no_cache("Europe/London")
         except (KeyError, OSError, ValueError):
             raise ValueError(f"zone {name}: no zone data on this node; install tzdata, or write UTC") from exc
@@ -156,6 +158,7 @@ def _node_zone(root: str) -> tzinfo:
         content = read_file(path, _LARGEST) if root == "/" else _read_below(root)
     except FileNotFoundError:
         if root != "/" and (name := local_name(root)) is not None:
+            # A copy of /etc without the zone data that its link names: this machine's data of that name.
             return zone_of(name)
         return UTC
     except OSError as exc:
@@ -182,6 +185,7 @@ def _parsed(content: bytes, name: str | None) -> tzinfo:
         zone = ZoneInfo.from_file(_Whole(content), key=name)
         for at in range(_PROBED[0], _PROBED[1], _PROBE_EACH_S):
             _local(at, zone).utcoffset()
+    # What `zoneinfo` raises for data that it does not check.
     except (AssertionError, LookupError, OverflowError, struct.error) as exc:
         raise ValueError(f"garbled: {exc}") from exc
     return zone
@@ -224,6 +228,7 @@ def decide(windows: Sequence[ZonedTime], at: float) -> Decision:
 
 def overlapping(windows: Sequence[ZonedTime], at: float) -> Iterator[tuple[int, int]]:
     """Pairs of windows, the earlier of the list first, that both hold at some moment of the weeks after ``at``."""
+    # Between two of these instants the same windows hold.
     instants = [at, *_instants(windows, min(max(at, _EARLIEST), _LATEST))]
     held = [[index for index, window in enumerate(windows) if holds(window, instant)] for instant in instants]
     pairs = {(first, second) for some in held for at, first in enumerate(some) for second in some[at + 1 :]}
@@ -248,6 +253,7 @@ def _instants(windows: Sequence[ZonedTime], after: float) -> Iterator[int]:
 
 def _of_day(window: ZonedTime, begin: int, end: int) -> Iterator[int]:
     """The instants within these at which the window's clock shows its begin or its end."""
+    # A day of UTC begins and ends on different dates of the zone.
     low, high = _local(begin, window.zone).date(), _local(end, window.zone).date()
     for offset in range((high - low).days + 1):
         for minute in (window.time.begin, window.time.end % _DAY_MIN):
@@ -270,6 +276,7 @@ def _changes(zone: tzinfo, begin: int, end: int) -> Iterator[int]:
         high = min(low + _PROBE_S, end)
         if _offset(low, zone) != (after := _offset(high, zone)):
             same, other = low, high
+            # By bisection: one change is between the two.
             while other - same > 1:
                 middle = (same + other) // 2
                 same, other = (same, middle) if _offset(middle, zone) == after else (middle, other)

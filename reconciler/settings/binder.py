@@ -1,9 +1,8 @@
 """Decodes YAML texts into a frozen struct through msgspec: every problem at once, each with its place.
 
 msgspec decodes and checks; the rest is done here: values in units, places, all problems at once, the nearest name,
-secrets that no message shows. Each text is first checked separately, so that a mistake in the first file is reported
-although a later one overrides it. Then the checked values are merged, later texts win per setting, and each section is
-converted, the innermost first, which also runs the structs' own checks (``__post_init__``).
+secrets that no message shows. Each text is checked, the checked values are merged (later texts win, setting by
+setting), and each section is converted.
 """
 
 import re
@@ -110,6 +109,7 @@ class TextLayers(Generic[T]):
         self._merged = _Checked({}, SourceLocation("", 1, 1))
         self._under: dict[Text, _Checked | None] = {}
         self._problems: dict[ConfigProblem, None] = {}
+        # Each separately: a mistake in the first file is reported although a later one overrides it.
         for text in texts:
             self._order[text.name] = len(self._order)
             checked = self._binder.read(text, self._section)
@@ -174,11 +174,13 @@ class TextLayers(Generic[T]):
             plain = {name for name, field in self._section.fields.items() if field.schema.scalar}
             under = below({name: given.value for name, given in merged.value.items() if name in plain})
             if under is not None:
+                # Several windows may have the same level: its text is read once.
                 if under not in self._under:
                     self._under[under] = binder.read(under, self._section)
                 if (checked := self._under[under]) is not None:
                     merged = _merge(checked, merged)
         value = binder.make(merged, self._section, "")
+        # What the files alone have is not reported again for each window.
         known = {(of, problem.message) for problem in self._problems for of in (problem.path, problem.place)}
         for problem in binder.problems:
             if known.isdisjoint({(problem.path, problem.message), (problem.place, problem.message)}):
@@ -384,6 +386,7 @@ class _Binder:
     def usable(self, checked: _Checked, path: str = "") -> _Checked | None:
         """A checked value without the list entries that have a problem; None where something else was refused."""
         bad = [problem.path for problem in self.problems]
+        # An entry of a list has its index in its path.
         if "" in bad or any("[" not in lost for lost in self._lost):
             return None
         if isinstance(checked.value, dict):
@@ -400,7 +403,10 @@ class _Binder:
         return checked
 
     def make(self, checked: _Checked, schema: Schema, path: str, *, secret: bool = False) -> object:
-        """The finished value; None (and a problem) where a struct's own check refuses it. ``secret``: as in `check`."""
+        """The finished value; None (and a problem) where a struct's own check (``__post_init__``) refuses it.
+
+        Sections are made the innermost first. ``secret``: as in `check`.
+        """
         content = checked.value
         if schema.scalar or content is None:
             return content
@@ -415,6 +421,7 @@ class _Binder:
             return tuple(made) if isinstance(schema.kind, VarTupleType) else frozenset(made)
         assert isinstance(content, dict)
         if isinstance(schema.kind, DictType):
+            # `item` of an empty map could import a struct that is not needed.
             item = schema.item if content else schema
             return {
                 key: self.make(entry, item, f"{path}.{_redacted_key(key, secret)}", secret=secret)

@@ -64,7 +64,10 @@ class Scalar(Struct, frozen=True):
 
     @property
     def plain(self) -> object:
-        """The value by the rules for files of others."""
+        """The value in files of others: null, a truth value, or a decimal integer; everything else remains text.
+
+        So ``0.5`` and ``1e3`` reach the quantity parser exactly.
+        """
         if self.null:
             return None
         if self.quoted:

@@ -6,9 +6,6 @@ True}`` an absolute path, ``{"secret": True}`` what may hold a secret, by mistak
 not: no message shows it; ``{"internal": True}`` a field that the loader sets and no file can; ``{"check":
 "module:function"}`` a text that the function refuses with `ValueError`. Reading, checks,
 ``config explain``, ``config schema`` and docs/config.md all use the `Schema` made here.
-
-What few nodes set is not loaded on every node: the values of a map may be a struct that is imported when the first of
-them is written (`lazy_struct`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -54,9 +51,9 @@ class FeatureSwitch(StrEnum):
 
 
 def lazy_struct(module: str, name: str) -> Any:
-    """The type of a map's values whose struct is imported when it is needed.
+    """The type of a map's values, or of a list's entries, whose struct is imported only where some are written.
 
-    A type checker sees the struct itself::
+    Few nodes need it. A type checker sees the struct itself::
 
         if TYPE_CHECKING:
             from reconciler.detectors.rule import RuleConfig

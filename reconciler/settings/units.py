@@ -3,13 +3,10 @@
 A setting's name ends in its unit (``resync_s``, ``floor_milli``, ``limit_bytes``), and a bare number is in that unit,
 so that no value ever means two things.
 
-Kubernetes quantities have the same parser.
-
-    100m   4Gi   1e3   0.5       a quantity: Kubernetes' suffixes and exponents
+    100m   4Gi   1e3   0.5       a Kubernetes quantity: its suffixes and exponents
     200ms  2 h   500m  75%       a setting: the suffixes of its unit, no exponent
 
-Binary floats never appear: ``0.1`` is one tenth. What must become a whole number of a resource is rounded up, as
-Kubernetes does, so that a request is never understated.
+Values are exact fractions until the last step: ``0.1`` is one tenth.
 
 Source: Kubernetes API conventions, "Quantities".
 """
@@ -103,6 +100,7 @@ def milli(text: str | int) -> int:
 
 
 def _ceil(value: Fraction) -> int:
+    # Up, as Kubernetes does: a request is never understated.
     return -(-value.numerator // value.denominator)
 
 

@@ -1,16 +1,9 @@
 """The YAML reader: text as nodes with their place, for bypassd's own files and for those of others.
 
-Only libyaml's event stream is used. Loading to plain data loses duplicate keys silently, turns ``010`` into 8 and
-``12:30:00`` into 45000; its composer recurses in C, so that 50,000 nested brackets end the process. Events do neither.
-A text may have so many characters, levels and nodes, and an alias counts as all that it refers to: a few lines of them
-can mean billions of nodes.
+Made of libyaml's events by `reconciler.settings.yaml_composer`. A text may have so many characters, levels and nodes.
 
-bypassd's own files (`parse_tree`) are read by their schema, so nothing is interpreted here: ``on``, ``010`` and
-``12:30`` remain text where the setting is text. Anchors, aliases, tags and a second document are refused in them.
-
-Files of others (`read_yaml`: the kubelet's, a kubeconfig, manifests) have no schema here. Their anchors and merge keys
-are followed, and plain data is made by these rules: null, true/false (and YAML 1.1's yes/no/on/off) and decimal
-integers become such values; everything else remains text, so ``0.5`` and ``1e3`` reach the quantity parser exactly.
+bypassd's own files (`parse_tree`) are read by their schema: ``on``, ``010`` and ``12:30`` remain text where the setting
+is text. Files of others (`read_yaml`: the kubelet's, a kubeconfig, manifests) have no schema here.
 """
 
 import re
@@ -33,7 +26,7 @@ _FOREIGN_DEPTH: Final = 64
 def parse_tree(file: str, text: str, problems: list[ConfigProblem], *, largest: int = MAX_BYTES) -> Node | None:
     """The content of one of our own files; an empty mapping for an empty file, None (and a problem) if unreadable.
 
-    ``largest`` is in characters.
+    Nothing is interpreted here; anchors, aliases, tags and a second document are refused. ``largest`` is in characters.
     """
     from reconciler.settings.yaml_composer import Composer  # the library: 11 ms that a node without a file saves
 
@@ -102,13 +95,15 @@ def dotted(path: Path) -> str:
 def read_yaml(text: str, where: str) -> YamlDocument:
     """The first document of a file of others; an empty text is the data None.
 
-    Errors: `YamlError` for what is not YAML and for what is refused above.
+    Anchors and merge keys are followed, and single values are as of `Scalar.plain`.
+    Errors: `YamlError` for what is not YAML, and for too many characters, levels or nodes.
     """
     from reconciler.settings.yaml_composer import Composer
 
     problems: list[ConfigProblem] = []
     composer = Composer(where, problems, depth=_FOREIGN_DEPTH, foreign=True)
     root = composer.compose(text, _FOREIGN_BYTES)
+    # Duplicate keys, for one, which a loader to plain data would not show.
     if problems:
         raise YamlError(problems[0].place, problems[0].message)
     marks: dict[Path, tuple[int, int]] = {}
@@ -118,6 +113,7 @@ def read_yaml(text: str, where: str) -> YamlDocument:
 
 def _plain(node: Node, path: Path, marks: dict[Path, tuple[int, int]]) -> object:
     """A node as plain data; as deep as the composer allows. Errors: `YamlError` for a merge key without a mapping."""
+    # An entry of a mapping already has the place of its key.
     marks.setdefault(path, (node.at.line, node.at.column))
     if isinstance(node, Scalar):
         return node.plain

@@ -1,4 +1,4 @@
-"""Nodes with their places out of libyaml's events; `reconciler.settings.yaml` says what is accepted and why.
+"""Nodes with their places out of libyaml's events; `reconciler.settings.yaml` says what is accepted.
 
 The only module of the reader that imports the YAML library.
 """
@@ -20,6 +20,7 @@ from reconciler.settings.nodes import (
 )
 
 _MAX_NODES: Final = 50_000
+"""An alias counts as all that it refers to: a few lines of them can mean billions of nodes."""
 
 
 class _Mark(Protocol):
@@ -41,6 +42,9 @@ class DepthError(yaml.YAMLError):
 
 def events(text: str, *, depth: int) -> Iterator[yaml.Event]:
     """The events of libyaml for a text with at most ``depth`` levels.
+
+    Events only: loading to plain data loses duplicate keys silently and turns ``010`` into 8 and ``12:30:00`` into
+    45000, and libyaml's composer recurses in C, so that 50,000 nested brackets end the process.
 
     Errors: `yaml.YAMLError`; of these `DepthError` where it is nested deeper.
     """
@@ -147,6 +151,7 @@ class Composer:
             # Its name is not shown: it may be a password without quotes.
             message = "anchors and aliases are refused: write it out; a text that begins with & or * needs quotes"
             raise self._error(event.start_mark, message)
+        # "!" alone means text, as quotes do.
         tag = getattr(event, "tag", None)
         if tag is not None and tag != "!":
             message = "tags are refused: the setting knows its own type; a text that begins with ! needs quotes"
@@ -159,6 +164,7 @@ class Composer:
         if known is None:
             raise self._error(event.start_mark, "an alias inside its own anchor is endless")
         self._add(event, known.nodes)
+        # The events count levels as written; those behind an alias are in another place of the text.
         if len(stack) + known.levels > self._depth:
             raise self._error(event.start_mark, f"nested more than {self._depth} levels deep")
         if stack:
