@@ -136,6 +136,7 @@ def rss_bytes(root: str = "/") -> int:
     """This process' resident memory, 0 where /proc is unreadable."""
     try:
         with open(os.path.join(root, "proc/self/statm"), encoding="ascii", newline="\n") as file:
+            # Pages: size, resident, shared, …
             return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
     except (OSError, IndexError, ValueError):
         return 0

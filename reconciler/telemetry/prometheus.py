@@ -1,7 +1,6 @@
 """Prometheus' text from a `MetricsSnapshot`. Imported by the web part only, and run in steps on the loop.
 
-A registry without the library's default collectors: two numbers of the snapshot replace them, and their cost at every
-scrape is saved. Names follow Prometheus' rules: base units, ``_total`` for counters.
+Names follow Prometheus' rules: base units, ``_total`` for counters.
 """
 
 import re
@@ -71,8 +70,10 @@ def rendering(snapshot: MetricsSnapshot, form: str) -> Steps[tuple[bytes, str]]:
     written: list[bytes] = []
     for family in SnapshotCollector(snapshot).collect():
         samples = family.samples
+        # Once without samples, too, for the comments.
         for first in range(0, max(1, len(samples)), _SAMPLES):
             family.samples = samples[first : first + _SAMPLES]
+            # OpenMetrics' encoder ends each call's text; the end belongs behind the last family.
             text = encoder(_Families([family])).removesuffix(_EOF)
             # The family's comments, in front of its first samples only.
             written.append(text if not first else _COMMENTS.sub(b"", text))
@@ -125,7 +126,7 @@ def _counters(name: str, message: str, labels: Sequence[str], values: Iterable[t
     return family
 
 
-def _single(values: Mapping[str, int]) -> Iterator[tuple[Sequence[str], float]]:
+def _by_one_label(values: Mapping[str, int]) -> Iterator[tuple[Sequence[str], float]]:
     return (((name,), value) for name, value in sorted(values.items()))
 
 
@@ -133,6 +134,7 @@ def _histogram(name: str, message: str, values: HistogramValues) -> Metric:
     family = HistogramMetricFamily(f"bypassd_{name}", message)
     below = 0
     buckets: list[tuple[str, float]] = []
+    # Prometheus' buckets are cumulative; ours are not.
     for bound, count in zip((*values.bounds, None), values.counts, strict=True):
         below += count
         buckets.append(("+Inf" if bound is None else f"{bound:.6g}", below))
@@ -142,6 +144,7 @@ def _histogram(name: str, message: str, values: HistogramValues) -> Metric:
 
 def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
     yield InfoMetricFamily("bypassd_build", "Running version.", value={"version": now.version})
+    # A set of states: a series for each mode, 1 or 0.
     modes = [((mode,), float(mode == now.mode)) for mode in ("observe", "enforce")]
     yield _gauges("mode", "1 for the active mode.", ("mode",), modes)
     windows = [((name,), float(held)) for name, held in now.windows.items()]
@@ -150,6 +153,7 @@ def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _gauge("ready", "1 after the first complete reconciliation.", now.ready)
     yield _gauge("store_ok", "1 if the store is writable.", now.store_ok)
     yield _gauge("watches", "inotify watches in use.", now.watches)
+    # In place of the library's default collectors, whose cost at every scrape is saved.
     yield GaugeMetricFamily("process_resident_memory_bytes", "Resident memory.", value=now.rss_bytes)
     yield GaugeMetricFamily(
         "process_start_time_seconds", "Start time in seconds since the epoch.", value=now.started_at
@@ -160,7 +164,7 @@ def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
     priority = now.priority
     yield _gauge("realtime", "1 if the loop waits at real-time priority.", priority.state is PriorityState.REAL_TIME)
     ended = {"budget": priority.lowered, "kernel_limit": priority.overruns}
-    yield _counters("realtime_ended", "Work continued at the nice value, by bound.", ("bound",), _single(ended))
+    yield _counters("realtime_ended", "Work continued at the nice value, by bound.", ("bound",), _by_one_label(ended))
     own = now.own_group
     if own.shares is not None:
         text = "CPU weight of the group directly below the root that the daemon is in, in cpu.shares."
@@ -198,16 +202,16 @@ def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
             "End of the token for the API server, in seconds since the epoch.",
             value=now.token_expires_at,
         )
-    yield _counters("resyncs", "Full reconciliations by reason.", ("reason",), _single(now.counters.resyncs))
+    yield _counters("resyncs", "Full reconciliations by reason.", ("reason",), _by_one_label(now.counters.resyncs))
 
 
 def _node(now: MetricsSnapshot) -> Iterator[Metric]:
-    yield _gauges("pods", "Pods by class.", ("class",), _single(now.pods_by_class))
+    yield _gauges("pods", "Pods by class.", ("class",), _by_one_label(now.pods_by_class))
     yield _gauge("pods_without_series", "Pods beyond http.pod_metrics_limit.", now.pods_without_series)
     for part, name, message in _CPU_SECONDS:
         known = [((kind,), value) for kind, cpu in sorted(now.cpu_by_class.items()) if (value := part(cpu)) is not None]
         yield _counters(f"class_{name}", f"{message} of all pods of a class.", ("class",), known)
-    yield _gauges("pool_cpus", "CPUs by pool.", ("pool",), _single(now.pools))
+    yield _gauges("pool_cpus", "CPUs by pool.", ("pool",), _by_one_label(now.pools))
     yield _gauge("claims_cut", "Claims on CPUs with fewer or other CPUs than they asked.", now.claims_cut)
     yield _gauge("claims_missing_cpus", "CPUs that claims asked and did not get.", now.claims_missing_cpus)
     if now.budget_milli is not None:
@@ -240,16 +244,16 @@ def _node(now: MetricsSnapshot) -> Iterator[Metric]:
         "headroom_workloads",
         "Online workloads whose predicted peak bounds the headroom (known), or whose requests do (cold).",
         ("state",),
-        _single(now.headroom_workloads),
+        _by_one_label(now.headroom_workloads),
     )
 
 
 def _writes(now: MetricsSnapshot) -> Iterator[Metric]:
     counters = now.counters
     yield _gauges("settings", "Settings by knob and state.", ("knob", "state"), sorted(now.settings.items()))
-    yield _gauges("settings_refused", "Settings refused by the planner.", ("rule",), _single(now.refused))
+    yield _gauges("settings_refused", "Settings refused by the planner.", ("rule",), _by_one_label(now.refused))
     yield _gauge("ledger_files", "Values of every kind with a recorded original.", now.ledger_files)
-    yield _gauges("holds", "Active holds by kind of target.", ("kind",), _single(now.holds))
+    yield _gauges("holds", "Active holds by kind of target.", ("kind",), _by_one_label(now.holds))
     yield _gauge("files_yielded", "Files given up to other writers now.", now.yielded)
     yield _counter("yields", "Times a file was given up to other writers.", counters.yields)
     yield _counters(
@@ -263,7 +267,7 @@ def _writes(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _counter("cpus_moved", "CPUs moved between pools.", counters.cpus_moved)
     yield _counter("pools_changed", "Changes of a pool's CPUs.", counters.pools_changed)
     yield _counter("cpuset_writes", "CPU set writes accepted by the kernel.", counters.cpuset_writes)
-    yield _counters("foreign_writes", "Foreign changes by writer.", ("writer",), _single(counters.foreign))
+    yield _counters("foreign_writes", "Foreign changes by writer.", ("writer",), _by_one_label(counters.foreign))
     yield _counter(
         "systemd_events", "Events in which systemd wrote its units' values over managed ones.", counters.systemd_events
     )
@@ -271,7 +275,7 @@ def _writes(now: MetricsSnapshot) -> Iterator[Metric]:
         "container_starts",
         "Container starts by whether all settings were written before exec.",
         ("before_exec",),
-        _single(counters.starts),
+        _by_one_label(counters.starts),
     )
     yield _histogram(
         "signal_to_write_seconds", "Time from the runtime event to the last write.", counters.signal_to_write
@@ -324,17 +328,17 @@ def _http(now: MetricsSnapshot) -> Iterator[Metric]:
 def _watched(now: InterferenceCounters) -> Iterator[Metric]:
     verdicts = sorted(now.verdicts.items())
     yield _gauges("interference_victims", "Monitored pods by rule and verdict.", ("rule", "verdict"), verdicts)
-    yield _gauges("response_steps", "Responses in force.", ("response",), _single(now.steps))
+    yield _gauges("response_steps", "Responses in force.", ("response",), _by_one_label(now.steps))
     changes = sorted(now.changes.items())
     yield _counters("response_changes", "Changes of responses.", ("response", "turn"), changes)
     reading = [((name,), value) for name, value in sorted(now.read_s.items())]
     yield _counters("signal_read_seconds", "CPU time of reading signals.", ("reader",), reading)
     yield _gauge("interference_pass_seconds", "CPU time of the last pass over all signals and rules.", now.pass_s)
-    yield _gauges("evictions", "Evictions of the last two hours by outcome.", ("outcome",), _single(now.orders))
-    yield _counters("evictions_ended", "Evictions that ended, by outcome.", ("outcome",), _single(now.ended))
+    yield _gauges("evictions", "Evictions of the last two hours by outcome.", ("outcome",), _by_one_label(now.orders))
+    yield _counters("evictions_ended", "Evictions that ended, by outcome.", ("outcome",), _by_one_label(now.ended))
     yield _gauge("evictions_wanted", "Pods that a dry run would evict now.", now.would)
     yield _gauge("node_closed", "1 while the node is closed to new BE pods.", int(now.closed))
-    yield _counters("node_closings", "Times it was closed or opened.", ("turn",), _single(now.closings))
+    yield _counters("node_closings", "Times it was closed or opened.", ("turn",), _by_one_label(now.closings))
     mark = [] if now.mark is None else [((now.mark.mark.value, now.mark.state.value), 1)]
     yield _gauges("node_mark", "1 by mark on the node's object and its state.", ("mark", "state"), mark)
 
@@ -442,14 +446,15 @@ def _cpus(milli: int | None) -> float | None:
 def _pod_text(pods: Sequence[PodMetrics], form: str) -> Steps[bytes]:
     """Seven to thirteen series a pod; `MetricsSnapshot.pods` is bounded by ``http.pod_metrics_limit``.
 
-    Written here and not by the library, which takes ten times as long: it makes a mapping of labels for each sample,
-    and sorts and escapes it again for each. The samples are the same in both forms, the comments of counters are not.
+    Not by the library, which takes ten times as long: it makes a mapping of labels for each sample, and sorts and
+    escapes it again for each. The samples are the same in both forms, the comments of counters are not.
     """
     lines = {family.name: [_comments(family, form)] for family in _POD_FAMILIES}
     info = [_comments(_PodFamily("pod_info", "A pod, its class and the source of the class.", ()), form)]
     for number, pod in enumerate(pods):
         if number % _PODS == 0:
             yield
+        # Labels in the order of their names, as the library sorts them.
         namespace, name, uid = (_escaped(text) for text in (pod.namespace, pod.name, pod.uid))
         kind = f'{{class="{_escaped(pod.pod_class)}",namespace="{namespace}",pod="{name}"'
         info.append(f'bypassd_pod_info{kind},source="{_escaped(pod.source)}",uid="{uid}"}} 1.0\n')

@@ -1,9 +1,6 @@
 """The long responses (state, metrics, events): built on the loop a millisecond at a time, and rarely.
 
-All waiting requests share one build, which begins after they arrived, so a response is never older than its request; of
-events those for the same ones, as a client chooses from where.
-Builds take at most `SHARE` of the loop's time, however many requests there are: the next one begins so much later, up
-to a few seconds (`Pace`). Root's builds wait for its own only. On the loop and not in a thread: a thread that holds the
+All waiting requests share one build (`Rounds`). It runs on the loop and not in a thread: a thread that holds the
 interpreter delays every system call of the loop by a switch interval, the fast path's writes among them; on the loop
 they wait for one slice.
 """
@@ -27,7 +24,10 @@ SHARE: Final = 0.05
 
 
 class Pace(NamedTuple):
-    """How long the next build waits at most: ``longest_s``, or for longer where they would take more than ``most``."""
+    """How long the next build waits: until all take no more than `SHARE` of the time, however many requests there are.
+
+    At most ``longest_s``, or longer where they would take more than ``most`` of the time.
+    """
 
     longest_s: float
     most: float
@@ -51,7 +51,8 @@ V = TypeVar("V")
 class Rounds(Generic[K, V]):
     """Builds for waiting requests, as often as ``pace`` allows. ``build`` makes everything for a set of keys.
 
-    It also returns the CPU time of its threads. Seconds. ``apart``: other keys wait for a build of their own, so that
+    A build begins after the requests that share it have arrived: no response is older than its request. ``build``
+    also returns the CPU time of its threads. Seconds. ``apart``: other keys wait for a build of their own, so that
     no two of their values are in memory.
     """
 
@@ -65,49 +66,51 @@ class Rounds(Generic[K, V]):
         self._build = build
         self._pace = pace
         self._apart = apart
-        self._waiting: set[_Wish[K, V]] = set()
-        self._one = trio.Lock()
+        self._waiting: set[_Waiter[K, V]] = set()
+        self._building = trio.Lock()
         self._not_before = 0.0
         self.builds = 0
         self.spent_s = 0.0
         """CPU time of the loop and of threads."""
 
-    async def get(self, keys: frozenset[K]) -> "Found[K, V]":
+    async def get(self, keys: frozenset[K]) -> "BuildResult[K, V]":
         """What these keys are now. Errors: those of the build."""
-        wish = _Wish[K, V](keys)
-        self._waiting.add(wish)
+        waiter = _Waiter[K, V](keys)
+        self._waiting.add(waiter)
         try:
-            async with self._one:
-                if wish.found is None:
+            async with self._building:
+                # Another request's build may have had this one's keys, too, while it waited for the lock.
+                if waiter.result is None:
                     await trio.sleep_until(self._not_before)
-                    await self._round(wish)
+                    await self._round(waiter)
         finally:
-            self._waiting.discard(wish)
-        if isinstance(wish.found, Exception):
-            raise wish.found
-        assert wish.found is not None
-        return wish.found
+            self._waiting.discard(waiter)
+        if isinstance(waiter.result, Exception):
+            raise waiter.result
+        assert waiter.result is not None
+        return waiter.result
 
-    async def _round(self, first: "_Wish[K, V]") -> None:
+    async def _round(self, first: "_Waiter[K, V]") -> None:
         """One build for all that wait. If its request is cancelled, the next waiting one starts over."""
-        wishes = frozenset(wish for wish in self._waiting if not self._apart or wish.keys == first.keys)
-        result: Found[K, V] | Exception
+        # Before the build: what arrives while it runs waits for the next one.
+        waiters = frozenset(waiter for waiter in self._waiting if not self._apart or waiter.keys == first.keys)
+        result: BuildResult[K, V] | Exception
         before_s = self.spent_s
         self.builds += 1
         try:
-            result = await self._made(frozenset().union(*(wish.keys for wish in wishes)))
+            result = await self._built(frozenset().union(*(waiter.keys for waiter in waiters)))
         except Exception as exc:  # noqa: BLE001  (it is raised again in every request that waited for this)
             result = exc
         finally:
             self._not_before = trio.current_time() + self._pace.pause_s(self.spent_s - before_s)
-        for wish in wishes:
-            wish.found = result
+        for waiter in waiters:
+            waiter.result = result
 
-    async def _made(self, keys: frozenset[K]) -> "Found[K, V]":
+    async def _built(self, keys: frozenset[K]) -> "BuildResult[K, V]":
         parts, spent_s = await self._build(keys)
         # Not the time until it returned: a thread that waits for its turn takes nothing from the loop.
         self.spent_s += spent_s
-        result = Found[K, V]()
+        result = BuildResult[K, V]()
         slices, began = TimeSlice(), time.thread_time()
         for key, steps in parts:
             while True:
@@ -125,7 +128,7 @@ class Rounds(Generic[K, V]):
 
 
 @final
-class Found(dict[K, V]):
+class BuildResult(dict[K, V]):
     """Result of one build, and its documents: each is made once, however many requests need it."""
 
     def __init__(self) -> None:
@@ -134,13 +137,13 @@ class Found(dict[K, V]):
 
 
 @final
-class _Wish(Generic[K, V]):
+class _Waiter(Generic[K, V]):
     def __init__(self, keys: frozenset[K]) -> None:
         self.keys = keys
-        self.found: Found[K, V] | Exception | None = None
+        self.result: BuildResult[K, V] | Exception | None = None
 
 
-class From(NamedTuple):
+class EventStart(NamedTuple):
     """From where events are wanted: after a number of a run, or since a time (seconds since the epoch)."""
 
     after: int | None
@@ -169,12 +172,13 @@ class Format(NamedTuple):
 class Answers:
     """State, metrics and events of one daemon, for some of its listeners."""
 
-    def __init__(self, shown: StatusProvider, counts: HttpCounts, pace: Pace = READERS) -> None:
-        self._shown = shown
+    def __init__(self, status: StatusProvider, counts: HttpCounts, pace: Pace = READERS) -> None:
+        self._status = status
         self._counts = counts
         self.state_rounds = Rounds[_PartKey, bytes](self._sections, pace)
         self.metrics_rounds = Rounds[str, tuple[bytes, str]](self._metrics, pace)
-        self.event_rounds = Rounds[From, bytes](self._events, pace, apart=True)
+        # Apart: each client chooses from where, so the documents of several clients have little in common.
+        self.event_rounds = Rounds[EventStart, bytes](self._events, pace, apart=True)
         self.bodies = Bodies()
 
     async def state(self, sections: Sequence[str], form: str, pod: str = "") -> bytes:
@@ -182,10 +186,11 @@ class Answers:
 
         ``pod``: of which pods. Errors: `Busy`.
         """
+        # Before the build, whose response could not be sent.
         self.bodies.check(0)
         result = await self.state_rounds.get(frozenset(_PartKey(form, pod, name) for name in sections))
         # The build has more where other requests want more.
-        others = frozenset((*self._shown.sections, *self._shown.views)) - frozenset(sections)
+        others = frozenset((*self._status.sections, *self._status.views)) - frozenset(sections)
         parts = [
             (key.section, part)
             for key, part in result.items()
@@ -199,13 +204,13 @@ class Answers:
         return result.documents[key]
 
     async def _sections(self, keys: frozenset[_PartKey]) -> tuple[Iterator[tuple[_PartKey, Steps[bytes]]], float]:
-        known = (*self._shown.sections, *self._shown.views)
+        known = (*self._status.sections, *self._status.views)
         made: list[Iterator[tuple[_PartKey, Steps[bytes]]]] = []
         spent_s = 0.0
         for pod in sorted({key.pod for key in keys}):
             wanted = {key.section for key in keys if key.pod == pod}
             forms = sorted({key.form for key in keys if key.pod == pod})
-            parts, more_s = await self._shown.parts([name for name in known if name in wanted], pod)
+            parts, more_s = await self._status.parts([name for name in known if name in wanted], pod)
             made.append(_encoded(parts, forms, pod))
             spent_s += more_s
         return chain.from_iterable(made), spent_s
@@ -213,12 +218,12 @@ class Answers:
     async def events(self, after: int | None, run: str, since: float | None) -> bytes:
         """The events as a JSON document. Errors: `Busy`."""
         self.bodies.check(0)
-        wanted = From(after, run, since)
+        wanted = EventStart(after, run, since)
         return (await self.event_rounds.get(frozenset((wanted,))))[wanted]
 
-    async def _events(self, keys: frozenset[From]) -> tuple[Iterator[tuple[From, Steps[bytes]]], float]:
+    async def _events(self, keys: frozenset[EventStart]) -> tuple[Iterator[tuple[EventStart, Steps[bytes]]], float]:
         (wanted,) = keys
-        head, rows, spent_s = await self._shown.events(*wanted)
+        head, rows, spent_s = await self._status.events(*wanted)
         return iter(((wanted, _event_document(head, rows)),)), spent_s
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
@@ -236,7 +241,7 @@ class Answers:
     def _rendered(self, accept: str) -> Steps[tuple[bytes, str]]:
         from reconciler.telemetry.prometheus import rendering
 
-        snapshot = yield from self._shown.metrics_steps()
+        snapshot = yield from self._status.metrics_steps()
         counted = {"http_requests": dict(self._counts.requests), "http_aborted": dict(self._counts.aborted)}
         return (yield from rendering(msgspec.structs.replace(snapshot, **counted), accept))
 
@@ -313,6 +318,7 @@ def _json(value: object) -> bytes:
     try:
         text = msgspec.json.encode(value, enc_hook=_hook)
     except (TypeError, UnicodeEncodeError):
+        # A key that is a tuple, or a lone surrogate in the name of a file.
         text = msgspec.json.encode(encodable(_plain(value)))
     # The encoder escapes what is below a blank: of ASCII only DEL is left, and nearly every row is ASCII.
     if text.isascii() and b"\x7f" not in text:

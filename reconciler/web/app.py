@@ -2,11 +2,6 @@
 
 Three apps, not one with a check: a route that an app does not have cannot be reached through it by any mistake. The
 first is for TCP, the second for the readers' unix socket, the third for root's.
-
-**The page** for people at ``/`` is one HTML file with its style and script, which reads the state of the same listener.
-It has no data of its own, so it is served wherever the daemon listens; where `/state` is not, it shows how to get it.
-The policy allows this style and this script by their hashes, requests to this listener, and nothing else: no text of a
-pod becomes markup or code. Source: Content Security Policy Level 3; Trusted Types.
 """
 
 import base64
@@ -44,7 +39,11 @@ _ELEMENT: Final = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 
 @cache
 def page() -> tuple[bytes, dict[str, str]]:
-    """The file and its headers. Errors: `OSError` when it is not installed."""
+    """The page for people and its headers: one HTML file with its style and script. Errors: `OSError` without the file.
+
+    It reads the state of the same listener and has no data of its own, so every listener serves it; where `/state` is
+    not served, it shows how to get it.
+    """
     with open(FILE, encoding="utf-8", newline="\n") as file:
         text = file.read()
     return text.encode(), {
@@ -57,7 +56,11 @@ def page() -> tuple[bytes, dict[str, str]]:
 
 
 def policy(text: str) -> str:
-    """The Content-Security-Policy for this page: its own inline style and script, and requests to where it is from."""
+    """The Content-Security-Policy for this page: its own inline style and script, and requests to where it is from.
+
+    Nothing else is allowed: no text of a pod becomes markup or code.
+    Source: Content Security Policy Level 3; Trusted Types.
+    """
     hashes: dict[str, list[str]] = {"style": [], "script": []}
     for name, content in _ELEMENT.findall(text):
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
@@ -78,12 +81,12 @@ def policy(text: str) -> str:
 
 
 def page_route() -> Route:
-    async def shown(request: Request) -> Response:
+    async def send_page(request: Request) -> Response:
         del request
         body, headers = page()
         return Response(body, media_type="text/html", headers=headers)
 
-    return Route("/", shown, methods=["GET"])
+    return Route("/", send_page, methods=["GET"])
 
 
 MAX_BODY: Final = 64 * 1024
@@ -100,7 +103,7 @@ R = TypeVar("R", bound=Struct)
 
 
 def open_app(
-    shown: StatusProvider,
+    status: StatusProvider,
     answers: Answers,
     hosts: Hosts | None = None,
     *,
@@ -112,25 +115,32 @@ def open_app(
     ``hosts``: names by which clients may call; others are refused, so that no web page reads this through a name of
     its own that leads here. ``token``: what clients must send for more than health and the page.
     """
+    # Health needs no token, so its reasons are given only where the state needs none either.
     named = state and token is None
-    routes = [*_health(shown, named=named), *_metrics(answers), *(_state(shown, answers) if state else [])]
+    routes = [
+        *_health_routes(status, named=named),
+        *_metrics_routes(answers),
+        *(_state_routes(status, answers) if state else []),
+    ]
     return _app(routes, hosts, token)
 
 
-def read_app(shown: StatusProvider, answers: Answers, hosts: Hosts | None = None) -> Starlette:
+def read_app(status: StatusProvider, answers: Answers, hosts: Hosts | None = None) -> Starlette:
     """Everything that changes nothing. ``hosts``: as for TCP, to which ssh may forward a unix socket."""
-    return _app(_reading(shown, answers), hosts)
+    return _app(_read_routes(status, answers), hosts)
 
 
 def control_app(
-    shown: StatusProvider, answers: Answers, control: ControlHandler, hosts: Hosts | None = None
+    status: StatusProvider, answers: Answers, control: ControlHandler, hosts: Hosts | None = None
 ) -> Starlette:
-    return _app([*_reading(shown, answers), *_controlling(control)], hosts)
+    return _app([*_read_routes(status, answers), *_control_routes(control)], hosts)
 
 
 def _app(routes: list[Route], hosts: Hosts | None, token: Token | None = None) -> Starlette:
     window = LogWindow(get_log("web"))
-    app = Starlette(routes=[page_route(), *routes], exception_handlers={**_HANDLERS, Exception: _broken(window)})
+    app = Starlette(
+        routes=[page_route(), *routes], exception_handlers={**_HANDLERS, Exception: _internal_error(window)}
+    )
     # A redirect has the client's own Host in its Location.
     app.router.redirect_slashes = False
     app.add_middleware(_Gate, hosts=hosts, token=token)
@@ -156,8 +166,10 @@ class _Gate:
             if self._hosts is not None and not self._hosts.allow(headers.get(b"host"), scope["server"]):
                 await _answer({"error": "host name not allowed; see http.allowed_hosts"}, 421)(scope, receive, send)
                 return
+            # A person who follows a link on another site.
             followed = scope["path"] == "/" and headers.get(b"sec-fetch-mode") == b"navigate"
             other_site = headers.get(b"sec-fetch-site", b"none") not in _SAME_SITE and not followed
+            # Fetches of our own page are GETs of the same origin, for which browsers send no Origin.
             if b"origin" in headers or other_site:
                 await _answer({"error": "requests from web pages are refused"}, 403)(scope, receive, send)
                 return
@@ -183,22 +195,22 @@ _WITHOUT_TOKEN: Final = frozenset({"/", "/healthz", "/readyz"})
 _SAME_SITE: Final = frozenset({b"none", b"same-origin"})
 
 
-def _reading(shown: StatusProvider, answers: Answers) -> list[Route]:
-    return [*_health(shown, named=True), *_metrics(answers), *_state(shown, answers)]
+def _read_routes(status: StatusProvider, answers: Answers) -> list[Route]:
+    return [*_health_routes(status, named=True), *_metrics_routes(answers), *_state_routes(status, answers)]
 
 
-def _health(shown: StatusProvider, *, named: bool) -> list[Route]:
+def _health_routes(status: StatusProvider, *, named: bool) -> list[Route]:
     """``named``: with the reasons, which may hold texts of tenants."""
 
     async def healthz(request: Request) -> Response:
         del request
-        pulse = shown.pulse
+        pulse = status.pulse
         answer = {"alive": pulse.alive, "silent_s": round(pulse.age_s, 3)}
         return _answer(answer, 200 if pulse.alive else 503)
 
     async def readyz(request: Request) -> Response:
         del request
-        reasons = list(shown.not_ready())
+        reasons = list(status.not_ready())
         answer: dict[str, object] = {"ready": not reasons, "problems": len(reasons)}
         if named:
             answer["reasons"] = reasons
@@ -207,17 +219,17 @@ def _health(shown: StatusProvider, *, named: bool) -> list[Route]:
     return [Route("/healthz", healthz, methods=["GET"]), Route("/readyz", readyz, methods=["GET"])]
 
 
-def _metrics(answers: Answers) -> list[Route]:
+def _metrics_routes(answers: Answers) -> list[Route]:
     async def metrics(request: Request) -> Response:
         text, content_type = await answers.metrics(request.headers.get("accept", ""))
-        return _Long(text, answers.bodies, content_type)
+        return _LongResponse(text, answers.bodies, content_type)
 
     return [Route("/metrics", metrics, methods=["GET"])]
 
 
-def _state(shown: StatusProvider, answers: Answers) -> list[Route]:
+def _state_routes(status: StatusProvider, answers: Answers) -> list[Route]:
     async def state(request: Request) -> Response:
-        known = (*shown.sections, *shown.views)
+        known = (*status.sections, *status.views)
         wanted = {name for part in request.query_params.getlist("section") for name in part.split(",") if name}
         for name in sorted(wanted):
             if name not in known:
@@ -225,20 +237,20 @@ def _state(shown: StatusProvider, answers: Answers) -> list[Route]:
         form = request.query_params.get("format", "json")
         if form not in FORMATS:
             raise InputError("format", form, f"one of {', '.join(FORMATS)}")
-        sections = [name for name in known if name in wanted] or shown.sections
+        sections = [name for name in known if name in wanted] or status.sections
         body = await answers.state(sections, form, _pod(request.query_params.getlist("pod")))
-        return _Long(body, answers.bodies, FORMATS[form].content_type)
+        return _LongResponse(body, answers.bodies, FORMATS[form].content_type)
 
     async def hour(request: Request) -> Response:
         uid = request.path_params["uid"]
-        found = shown.hour(uid)
+        found = status.hour(uid)
         return _answer({"error": f"no pod {uid!r}"}, 404) if found is None else _answer(found)
 
     async def events(request: Request) -> Response:
         query = request.query_params
         after, since = _number(query, "after"), _number(query, "since")
         body = await answers.events(None if after is None else int(after), query.get("run", ""), since)
-        return _Long(body, answers.bodies, _JSON)
+        return _LongResponse(body, answers.bodies, _JSON)
 
     return [
         Route("/state", state, methods=["GET"]),
@@ -266,7 +278,7 @@ def _number(query: Mapping[str, str], name: str) -> float | None:
     return float(text)
 
 
-def _controlling(control: ControlHandler) -> list[Route]:
+def _control_routes(control: ControlHandler) -> list[Route]:
     async def hold(request: Request) -> Response:
         return _answer(await control.hold(await _body(request, HoldRequest)), 201)
 
@@ -319,7 +331,7 @@ async def _body(request: Request, model: type[R]) -> R:
 
 
 @final
-class _Long(Response):
+class _LongResponse(Response):
     """A body that counts among those that are being sent."""
 
     def __init__(self, body: bytes, bodies: Bodies, content_type: str) -> None:
@@ -336,7 +348,7 @@ def _answer(value: object, status: int = 200) -> Response:
     return Response(to_json(value), status, media_type=_JSON)
 
 
-async def _refused(request: Request, exc: Exception) -> Response:
+async def _agent_error(request: Request, exc: Exception) -> Response:
     """Errors of bypassd itself, as one message each."""
     del request
     if isinstance(exc, ConfigError):
@@ -350,19 +362,20 @@ async def _refused(request: Request, exc: Exception) -> Response:
 async def _http_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
     message: dict[str, object] = {"error": exc.detail}
+    # Starlette's own refusals have the phrase only, which does not name the path.
     if exc.detail == http.HTTPStatus(exc.status_code).phrase:
         message["error"] = f"{exc.detail}: {request.method} {request.url.path}"
         if exc.status_code == 404:
-            message["links"] = _pages(request)
+            message["links"] = _get_paths(request)
     return Response(to_json(message), exc.status_code, headers=dict(exc.headers or {}), media_type=_JSON)
 
 
-def _pages(request: Request) -> list[str]:
+def _get_paths(request: Request) -> list[str]:
     """The paths of this listener that answer GET."""
     return [route.path for route in request.app.routes if isinstance(route, Route) and "GET" in (route.methods or ())]
 
 
-def _broken(window: LogWindow) -> Callable[[Request, Exception], Awaitable[Response]]:
+def _internal_error(window: LogWindow) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def broken(request: Request, exc: Exception) -> Response:
         """An internal error: logged with its traceback, not shown to the caller."""
         window.failure("request failed", exc, trio.current_time(), method=request.method, path=request.url.path)
@@ -373,6 +386,6 @@ def _broken(window: LogWindow) -> Callable[[Request, Exception], Awaitable[Respo
 
 # Any: starlette's own type for this mapping.
 _HANDLERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]] = {
-    AgentError: _refused,
+    AgentError: _agent_error,
     HTTPException: _http_error,
 }

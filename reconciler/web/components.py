@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 def components(
-    config: HttpSection, shown: StatusProvider, control: ControlHandler, *, root: str = "/", names: Sequence[str] = ()
+    config: HttpSection, status: StatusProvider, control: ControlHandler, *, root: str = "/", names: Sequence[str] = ()
 ) -> list[Component]:
     """The configured components: one a socket, so that a port in use disables no controls.
 
     ``names``: the node's, by which clients may call over TCP.
     """
-    web = _Web(config, shown, control, root, names)
+    web = _Web(config, status, control, root, names)
     made: list[Component] = []
     if config.socket is not None:
         made.append(Component(name="web socket", run=web.socket))
@@ -50,24 +50,24 @@ class _Web:
     """Three components on one set of modules; root's socket has responses of its own."""
 
     def __init__(
-        self, config: HttpSection, shown: StatusProvider, control: ControlHandler, root: str, names: Sequence[str]
+        self, config: HttpSection, status: StatusProvider, control: ControlHandler, root: str, names: Sequence[str]
     ) -> None:
         self._config = config
-        self._shown = shown
+        self._status = status
         self._control = control
         self._root = root
         self._names = names
         self._counts = HttpCounts()
-        self._answers = Answers(shown, self._counts)
+        self._answers = Answers(status, self._counts)
         # Of its own, so that no reader's builds and answers are waited for.
-        self._for_root = Answers(shown, self._counts, ROOT)
+        self._for_root = Answers(status, self._counts, ROOT)
 
     async def socket(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         await _import()
         from reconciler.web.app import control_app
         from reconciler.web.server import listen_unix
 
-        app = control_app(self._shown, self._for_root, self._control, self._hosts())
+        app = control_app(self._status, self._for_root, self._control, self._hosts())
         listen = partial(listen_unix, self._path(self._config.socket or ""))
         await self._server(app, listen, "socket").run(task_status=task_status)
 
@@ -77,7 +77,7 @@ class _Web:
         from reconciler.web.server import group_id, listen_unix
 
         group = await in_worker(group_id, self._config.reader_group or "")
-        app = read_app(self._shown, self._answers, self._hosts())
+        app = read_app(self._status, self._answers, self._hosts())
         listen = partial(listen_unix, self._path(self._config.reader_socket), group)
         await self._server(app, listen, "readers").run(task_status=task_status)
 
@@ -91,7 +91,7 @@ class _Web:
         config = self._config
         token = Token(self._path(config.token_file)) if config.token_file is not None else None
         app = open_app(
-            self._shown, self._answers, self._hosts(undotted=False), state=config.state_over_tcp, token=token
+            self._status, self._answers, self._hosts(undotted=False), state=config.state_over_tcp, token=token
         )
         tls = None
         if config.cert_file is not None and config.key_file is not None:

@@ -2,8 +2,7 @@
 
 h11 reads and writes the protocol; what it leaves open is bounded here: how long a header may take, in how many pieces
 and lines it may come, how long a write to a peer that does not read may take, how many requests a connection may make.
-HTTP/2, upgrades and pipelining are not supported: bytes behind a request are not read, the connection ends after its
-response.
+HTTP/2, upgrades and pipelining are not supported.
 """
 
 import re
@@ -80,10 +79,12 @@ class Connection:
         self._scheme = "http" if tls is None else "https"
         self._client = client
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER)
-        self._head = False
-        self._last = False
-        self._out: list[bytes] = []
-        self._gone: Exception | None = None
+        self._is_head = False
+        self._closes = False
+        """Whether the connection ends after this response."""
+        self._unsent: list[bytes] = []
+        self._send_error: Exception | None = None
+        """Why the response could not be sent; nothing more is sent then."""
 
     async def run(self) -> None:
         """Handle requests until either side ends the connection.
@@ -95,8 +96,8 @@ class Connection:
             request = await self._next_request()
             if request is None:
                 return
-            self._head = request.method == b"HEAD"
-            self._last = number == MAX_REQUESTS
+            self._is_head = request.method == b"HEAD"
+            self._closes = number == MAX_REQUESTS
             wait_s = self._client.limits.request(self._client.name, trio.current_time())
             if wait_s is None:
                 await self._refuse(429, "rate", "too many requests", retry_after_s=RETRY_S)
@@ -107,7 +108,7 @@ class Connection:
                 # only while its sender waits for the outcome.
                 raise Aborted("given up")
             await self._answer(request)
-            if self._last or self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+            if self._closes or self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
                 return
             self._http.start_next_cycle()
 
@@ -128,7 +129,7 @@ class Connection:
                     # A TLS hello, for one, has no line's end to wait for.
                     await self._refuse(400, "malformed", _NO_REQUEST)
                 end = _END.search(header)
-                if (end.end() if end else len(header)) > MAX_HEADER or header.count(b"\n", 0, _stop(end)) > MAX_LINES:
+                if (end.end() if end else len(header)) > MAX_HEADER or header.count(b"\n", 0, _end_of(end)) > MAX_LINES:
                     await self._refuse(431, "too large", "the header is too large")
                 if end:
                     break
@@ -189,17 +190,18 @@ class Connection:
                     raise
                 # The app has answered (500) and logged it.
                 raise Aborted("fault") from None
+        # No other response: a part of this one may have been sent.
         if deadline.cancelled_caught:
             raise Aborted("timeout")
-        if self._gone is not None:
-            raise self._gone
+        if self._send_error is not None:
+            raise self._send_error
 
     # ASGI
 
     async def _receive(self) -> Message:
         """The next part of the body. Errors: `HTTPException` (400) for a part that breaks the protocol."""
         if self._http.they_are_waiting_for_100_continue:
-            self._put(h11.InformationalResponse(status_code=100, headers=[]))
+            self._queue(h11.InformationalResponse(status_code=100, headers=[]))
             await self._flush()
         # A body of thousands of small chunks is thousands of events of one read.
         await trio.lowlevel.checkpoint()
@@ -207,7 +209,7 @@ class Connection:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 self._http.receive_data(bytes(await self._stream.receive_some(READ_BYTES)))
         except h11.RemoteProtocolError as exc:
-            self._last = True
+            self._closes = True
             self._client.counts.aborted[self._client.listener, "malformed"] += 1
             raise HTTPException(400, "the body violates HTTP/1.1") from exc
         if isinstance(event, h11.Data):
@@ -218,23 +220,23 @@ class Connection:
 
     async def _send(self, message: Message) -> None:
         """ASGI's send. A closed peer is not an error of the app: `_answer` reports it when the app is done."""
-        if self._gone is not None:
+        if self._send_error is not None:
             return
         if message["type"] == "http.response.start":
-            # The part of a body that the app has not read is not read at all, nor are requests behind this one; and a
-            # fault of the app is raised again after its response.
+            # The part of a body that the app has not read is not read at all, nor are requests behind this one
+            # (pipelining); and a fault of the app is raised again after its response.
             behind = not self._at_end() or bool(self._http.trailing_data[0])
-            self._last = self._last or behind or message["status"] == 500
+            self._closes = self._closes or behind or message["status"] == 500
             self._start(message["status"], [(bytes(key), bytes(value)) for key, value in message["headers"]])
         elif message["type"] == "http.response.body":
-            if message.get("body") and not self._head:
-                self._put(h11.Data(data=message["body"]))
+            if message.get("body") and not self._is_head:
+                self._queue(h11.Data(data=message["body"]))
             if not message.get("more_body", False):
-                self._put(h11.EndOfMessage())
+                self._queue(h11.EndOfMessage())
             try:
                 await self._flush()
             except (Aborted, trio.BrokenResourceError, trio.ClosedResourceError) as exc:
-                self._gone = exc
+                self._send_error = exc
 
     def _at_end(self) -> bool:
         """Whether the request's body is read. That of a request without one is, and h11 reports it at once."""
@@ -249,35 +251,37 @@ class Connection:
 
     async def _refuse(self, status: int, reason: str, message: str, *, retry_after_s: int | None = None) -> NoReturn:
         """Answer by ourselves, and end. Errors: `Aborted`, always."""
-        self._last = True
+        self._closes = True
+        # ``message`` is one of this module's texts, which need no escapes.
         body = f'{{"error":"{message}"}}\n'.encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if retry_after_s is not None:
             headers.append((b"retry-after", str(retry_after_s).encode()))
+        # h11 allows a response before a request has been read.
         self._start(status, headers)
-        if not self._head:
-            self._put(h11.Data(data=body))
+        if not self._is_head:
+            self._queue(h11.Data(data=body))
         await self._flush()
         raise Aborted(reason)
 
     def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._client.counts.requests[self._client.listener, str(status)] += 1
         headers.append((b"date", formatdate(usegmt=True).encode()))
-        if self._last:
+        if self._closes:
             headers.append((b"connection", b"close"))
-        self._put(h11.Response(status_code=status, headers=headers))
+        self._queue(h11.Response(status_code=status, headers=headers))
 
-    def _put(self, event: h11.Event) -> None:
+    def _queue(self, event: h11.Event) -> None:
         """Have it sent by the next `_flush`. A long body remains the one object: other connections send it, too."""
         for piece in self._http.send_with_data_passthrough(event) or ():
-            if self._out and len(self._out[-1]) + len(piece) <= SLICE:
-                self._out[-1] += piece
+            if self._unsent and len(self._unsent[-1]) + len(piece) <= SLICE:
+                self._unsent[-1] += piece
             else:
-                self._out.append(piece)
+                self._unsent.append(piece)
 
     async def _flush(self) -> None:
         """Under a shield: an answer that is being sent when the daemon ends gets `SEND_S` to go out."""
-        pieces, self._out = self._out, []
+        pieces, self._unsent = self._unsent, []
         with trio.move_on_after(SEND_S, shield=True) as scope:
             for piece in pieces:
                 view = memoryview(piece)
@@ -287,5 +291,6 @@ class Connection:
             raise Aborted("slow reader")
 
 
-def _stop(end: "re.Match[bytes] | None") -> int:
+def _end_of(end: "re.Match[bytes] | None") -> int:
+    """Where a header ends; beyond all bytes where it has not ended yet."""
     return end.end() if end else 1 << 30

@@ -58,6 +58,7 @@ class Bucket:
     def __init__(self, rate: Rate) -> None:
         self._interval_s = 1.0 / rate.per_s
         self._burst_s = rate.burst * self._interval_s
+        # When the last taken token is there; ``burst`` intervals ago or earlier: the bucket is full.
         self._free_at = 0.0
 
     def wait_s(self, now: float) -> float:
@@ -106,6 +107,7 @@ class ClientLimits:
             if len(self._buckets) > MAX_CLIENTS:
                 self._buckets.popitem(last=False)
         self._buckets.move_to_end(client)
+        # Both first: a request that is refused takes no token of either.
         wait_s = max(bucket.wait_s(now), self._all.wait_s(now))
         if wait_s > LONGEST_WAIT_S:
             return None
@@ -123,13 +125,15 @@ def client_of(connection: trio.socket.SocketType) -> str:
     if connection.family == socket.AF_UNIX:
         data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         return f"uid {_UCRED.unpack(data)[1]}"
+    # "%": the zone of a link-local address.
     address = ip_address(str(connection.getpeername()[0]).partition("%")[0])
     if isinstance(address, IPv6Address):
+        # An IPv4 client of a socket that has both families.
         address = address.ipv4_mapped or address
     if address.is_loopback:
         return "loopback"
     if isinstance(address, IPv6Address):
-        return address.exploded[:19]
+        return address.exploded[:19]  # the /64
     return str(address)
 
 

@@ -58,6 +58,7 @@ class WebServer:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; what is being sent then may take `SEND_S` more."""
         if self._tls is not None:
+            # Without a usable certificate this is an error of the component, not of each connection.
             self._tls.context()
         with self._listen() as listening:
             listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
@@ -85,6 +86,7 @@ class WebServer:
             try:
                 client = client_of(stream.socket)
             except OSError:
+                # It was reset while it waited in the queue.
                 client = ""
             if client and self._limits.open(client):
                 nursery.start_soon(self._serve, stream, client)
@@ -115,6 +117,7 @@ class WebServer:
         """TLS over a new connection, after its handshake; None: this listener has none. Errors: `Aborted`."""
         if self._tls is None:
             return None
+        # As HTTPS has it: peers close without TLS's own goodbye, and need none.
         made = trio.SSLStream(stream, self._tls.context(), server_side=True, https_compatible=True)
         with trio.move_on_after(IDLE_S) as scope:
             try:
@@ -140,6 +143,7 @@ def listen_tcp(address: str, port: int) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as made:
         try:
+            # After a restart the port still has connections of the one before in TIME_WAIT.
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind((address, port))
             made.listen(BACKLOG)
@@ -152,18 +156,17 @@ def listen_tcp(address: str, port: int) -> Iterator[socket.socket]:
 def listen_unix(path: str, group: int | None = None) -> Iterator[socket.socket]:
     """A listening unix socket at ``path``; an existing one is replaced, this one is removed afterwards.
 
-    Its mode is 0600; with a ``group`` (its id) it is that group's, and 0660.
-
-    It is made under another name and renamed when its mode is right: at no moment could another user connect, and the
-    process' umask, which all threads share, is not changed. The instance lock excludes another daemon on it. Errors:
-    `WebError`.
+    Its mode is 0600; with a ``group`` (its id) it is that group's, and 0660. Errors: `WebError`.
     """
+    # Renamed when its mode is right: at no moment can another user connect, and the process' umask, which all threads
+    # share, is not changed. The instance lock excludes another daemon on ``path``.
     temporary = f"{path}.{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as made:
         if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise WebError(f"{path}: exists and is not a socket; unchanged")
         try:
             os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+            # Of a daemon that was killed, whose process id this one has now.
             with suppress(FileNotFoundError):
                 os.unlink(temporary)
             made.bind(temporary)

@@ -1,12 +1,7 @@
 """What a TCP listener that other machines reach has for trust: a certificate of its own, and a token of its clients.
 
-Both are files, and read again when they are replaced, as certificates and projected tokens are. A certificate that
-cannot be used, or a token file that cannot be read, leaves what was read before in force; without any the listener does
-not start, or refuses each request. A token file that has no token refuses each request, also after it had one.
-
-**Host headers** are checked against DNS rebinding: a web page whose own name its owner points to 127.0.0.1 is
-same-origin with the listener there, and could read all of it; the browser still sends that name. Source: RFC 9110,
-sections 7.2 (Host) and 15.5.20 (421).
+Both are files, and read again when they are replaced, as certificates and projected tokens are. What was read before
+stays in use where a file cannot be read.
 """
 
 import hmac
@@ -40,7 +35,7 @@ def _version(path: str) -> tuple[int, int, int, int]:
 
 @final
 class ServerTls:
-    """TLS 1.2 or later with this certificate (PEM, with its chain) and key."""
+    """TLS 1.2 or later with this certificate (PEM, with its chain) and key; the listener does not start without."""
 
     def __init__(self, cert_file: str, key_file: str) -> None:
         self._files = cert_file, key_file
@@ -78,13 +73,17 @@ class ServerTls:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         # A key with a passphrase must not ask for it on the terminal.
         context.load_cert_chain(*self._files, password=b"")
+        # A client that offers HTTP/2, too, must not choose it.
         context.set_alpn_protocols(["http/1.1"])
         return context
 
 
 @final
 class Token:
-    """The bearer token that clients must send, from a file."""
+    """The bearer token that clients must send, from a file.
+
+    While the file's content is not a token, each request is refused, also after it was one.
+    """
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -94,11 +93,11 @@ class Token:
     def allows(self, header: bytes | None) -> bool:
         """Whether an Authorization header has the token. Errors: `TrustError` without a usable one in the file."""
         token = self._read()
-        given = header or b""
-        if given[: len(_BEARER)].lower() != _BEARER:
+        sent = header or b""
+        if sent[: len(_BEARER)].lower() != _BEARER:
             return False
         # In a time that does not depend on where the two differ.
-        return hmac.compare_digest(given[len(_BEARER) :].strip(), token)
+        return hmac.compare_digest(sent[len(_BEARER) :].strip(), token)
 
     def _read(self) -> bytes:
         try:
@@ -119,7 +118,10 @@ class Token:
 
 @final
 class Hosts:
-    """The names allowed, with or without a port.
+    """The names allowed in Host headers, with or without a port: a check against DNS rebinding.
+
+    A web page whose own name its owner points to 127.0.0.1 is same-origin with the listener there, and could read all
+    of it; the browser still sends that name. Source: RFC 9110, sections 7.2 (Host) and 15.5.20 (421).
 
     ``undotted``: any name without a dot, too. For unix sockets: clients there write what they like, and ssh may forward
     one to a port, where a page may call it by a name of its own; public names have a dot.

@@ -1,4 +1,4 @@
-"""Where a store may be: a directory that is not there yet, and a disk that can be filled."""
+"""Where a store may be: a directory that does not exist yet, and a disk that can be filled."""
 
 import subprocess
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Events of the ledger have numbers that go on over restarts, and none is lost without a count."""
+"""Events of the ledger have numbers that continue over restarts, and none is lost without a count."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Rows with a version that their owner holds, too: a newer one is left alone, a lost file gets all of them again."""
+"""Rows with a version that their owner holds, too: a newer one stays unchanged, a lost file gets all of them again."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What was applied is there again, whatever ends the process; versions; reading beside the daemon."""
+"""What was applied is read again, whatever ended the process; versions; reading beside the daemon."""
 
 import os
 import sqlite3

@@ -1,4 +1,4 @@
-"""The store's second copy: damage of the store in place costs no original, is found while it is in use, and is said."""
+"""The store's second copy: damage of the store costs no original, is found while it is in use, and is reported."""
 
 import os
 import shutil

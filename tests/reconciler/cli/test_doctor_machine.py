@@ -1,4 +1,4 @@
-"""What doctor says of memory, disks and interfaces: what there is, and what the policies that are on lack."""
+"""What doctor says of memory, disks and interfaces: what the node has, and what the enabled policies lack."""
 
 import os
 from pathlib import Path

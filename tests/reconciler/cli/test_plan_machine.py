@@ -1,4 +1,4 @@
-"""bypassctl plan for a machine of words: no node, no root, no cgroups."""
+"""bypassctl plan for a described machine: no node, no root, no cgroups."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Another user than root: each command says "permission denied: run with sudo", and nothing that is not so."""
+"""Another user than root: each command says "permission denied: run with sudo", and nothing untrue."""
 
 import json
 import os

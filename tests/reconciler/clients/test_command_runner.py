@@ -1,4 +1,4 @@
-"""Operators' programs, run for real: what they get, what they do not inherit, and how one can be bad."""
+"""Operators' programs, run for real: what they get, what they do not inherit, and in which ways one may fail."""
 
 import os
 import signal

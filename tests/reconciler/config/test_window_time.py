@@ -1,4 +1,4 @@
-"""Windows of time: the form of their times, and the window in force minute by minute, by the clock's own words."""
+"""Windows of time: the form of their times, and the window in force minute by minute, by the clock of its zone."""
 
 import os
 import struct

@@ -1,4 +1,4 @@
-"""What pods used, picked for a victim's bad moments, is what the long way gives."""
+"""What pods used at a victim's bad moments is the same as when it is computed directly."""
 
 import random
 

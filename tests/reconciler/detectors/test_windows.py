@@ -1,4 +1,4 @@
-"""Windows as they are summed up are those that the text says, worked out the long way."""
+"""Sums over windows, compared with the documents' definition, computed anew for each window."""
 
 import random
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Objects of the three control planes on a strict API server: what is written, read back, refused and withdrawn.
 
-Longer than other modules because the three share most cases: each is asked of every shape that has an answer to it.
+Longer than other modules because the three share most cases: each is run for every shape that it applies to.
 """
 
 import time
