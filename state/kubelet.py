@@ -111,6 +111,7 @@ def parse_cpu_manager_state(data: bytes, where: str = CPU_STATE) -> CpuManagerSt
     expected = [checksum.cpu_manager(policy_text, default_text, entries, by_id=version) for version in versions]
     if stored and stored not in expected:
         read.verify(f"{where}: checksum", stored, expected[0])
+    # After the checksum: the policy of a torn file shows nothing.
     if policy_text not in {CpuPolicy.NONE, CpuPolicy.STATIC}:
         raise CheckpointError(CheckpointFault.FOREIGN, f"{where}: policyName", policy_text, '"none" or "static"')
     if by_id:
@@ -180,6 +181,7 @@ def parse_devices(data: bytes, where: str = DEVICES) -> DeviceState:
                 nodes[-number_of if node[0] == "-" else number_of] = ids
         uid, name, resource = (read.text(item, key, at) for key in ("PodUID", "ContainerName", "ResourceName"))
         entries.append(DeviceEntry(pod_uid=uid, container=name, resource=resource, devices=nodes))
+    # Nothing needs it but the checksum.
     listed = read.mapping(fields, "RegisteredDevices", f"{where}: Data", optional=True)
     for name in listed:
         read.texts(listed, name, f"{where}: Data.RegisteredDevices")

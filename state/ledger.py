@@ -189,13 +189,13 @@ class Ledger:
         An entry of a group made again replaces the old one, which is moved to the history. Errors: `StoreError`; then
         nothing is recorded and none of the new files may be written.
         """
-        given = list(entries)
+        touched = list(entries)
 
         def touch() -> list[LedgerEntry]:
-            if not all(self.is_durable(entry.key, entry.inode) for entry in given):
+            if not all(self.is_durable(entry.key, entry.inode) for entry in touched):
                 # First: rows of a store that could not be read at start may have the true originals of these files.
                 self._sync()
-            new = self._new(given)
+            new = self._new(touched)
             batch = StoreBatch()
             for entry in new:
                 batch.put(FILES, row_key(entry.key), _encode(entry))
@@ -210,6 +210,7 @@ class Ledger:
             replaced = self.get(entry.key)
             if replaced is not None:
                 self.note(replace(_event(replaced, "gone", now), reason="the group was recreated"))
+            # Only now that it is durable: `is_durable` allows the first write.
             self._insert(entry)
             self._first.add(entry.key)
         return len(new)
@@ -245,13 +246,13 @@ class Ledger:
             self._sync()
             ended.clear()  # of a first try
             now, order, made, batch = self._clock(), self._order, [], StoreBatch()
-            for given in put:
-                known = self.get(given.key)
-                if known is not None and known.inode == given.inode:
-                    row = replace(given, order=known.order, touched_at=known.touched_at)
+            for new in put:
+                known = self.get(new.key)
+                if known is not None and known.inode == new.inode:
+                    row = replace(new, order=known.order, touched_at=known.touched_at)
                 else:
                     order += 1
-                    row = replace(given, order=order, touched_at=now)
+                    row = replace(new, order=order, touched_at=now)
                     batch.append(_encode(_event(row, "touch", now, before=row.original)))
                 made.append(row)
                 batch.put(FILES, row_key(row.key), _encode(row))
@@ -280,6 +281,7 @@ class Ledger:
         Errors: `StoreError`; then all of it is kept for the next flush.
         """
         self._sync()
+        # What the loop notes from here on is of the next flush.
         with self._lock:
             dirty, self._dirty = self._dirty, {}
             events, self._pending = self._pending, []
@@ -332,11 +334,11 @@ class Ledger:
                 raise
         return store()
 
-    def _new(self, given: Iterable[LedgerEntry]) -> list[LedgerEntry]:
-        """The given entries whose files are not known yet, numbered on from the last order."""
+    def _new(self, entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
+        """The entries whose files are not known yet, numbered on from the last order."""
         new: dict[FileKey, LedgerEntry] = {}
         now = self._clock()
-        for entry in given:
+        for entry in entries:
             if not self.is_durable(entry.key, entry.inode):
                 new[entry.key] = entry
         for order, entry in enumerate(new.values(), start=self._order + 1):

@@ -149,10 +149,10 @@ class CopyFile(framed.FrameFile):
         if self.problem is not None or self._size > self._limit:
             return True
         try:
-            mine, there = os.fstat(self._number), os.stat(self.path)
+            opened, named = os.fstat(self._number), os.stat(self.path)
         except OSError:
             return True
-        return (mine.st_ino, mine.st_dev) != (there.st_ino, there.st_dev) or there.st_size != self._size
+        return (opened.st_ino, opened.st_dev) != (named.st_ino, named.st_dev) or named.st_size != self._size
 
 
 def _apply(rows: Rows, cleared: Iterable[str], changed: Mapping[str, Mapping[str, bytes | None]]) -> None:

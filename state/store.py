@@ -381,13 +381,15 @@ class Store:
         # SQLite would make it with 0644.
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         sync_directory(directory)
-        # check_same_thread: the store's worker thread is not always the same one.
+        # isolation_level None: Python begins no transactions by itself. check_same_thread: the store's worker thread is
+        # not always the same one.
         connection = sqlite3.connect(self.path, timeout=2.0, isolation_level=None, check_same_thread=False)
         connection.text_factory = text_of
         self._connection = connection
         guard(connection)
         check_header(self.path)
         version = schema_version(connection, self.path)
+        # A cache of 256 KiB; a WAL that has grown is cut to 1 MiB.
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "cache_size = -256", "journal_size_limit = 1048576"):
             connection.execute(f"PRAGMA {pragma}").fetchone()
         migrate(connection, version)
@@ -498,6 +500,7 @@ class Store:
         return bool(self.boot) and known is not None and msgpack.unpackb(known) not in {"", self.boot}
 
     def _transact(self, connection: sqlite3.Connection, batch: StoreBatch) -> None:
+        # Takes the write lock at once: another writer is met here, and not between two statements.
         connection.execute("BEGIN IMMEDIATE")
         try:
             for table in batch.cleared:

@@ -127,7 +127,7 @@ class ArchiveWriter(Protocol):
 
 @final
 class DirectorySink:
-    """Files below a directory that is empty or not there yet; only its owner may read them."""
+    """Files below a directory that is empty or does not exist yet; only its owner may read them."""
 
     def __init__(self, path: str) -> None:
         self.files = 0
@@ -299,6 +299,7 @@ def _directory(path: str) -> tuple[int, str]:
             below = os.open(part, _DIRECTORY, dir_fd=number)
             os.close(number)
             number = below
+            # Of what was opened: the name may be another's since the stat above.
             status = os.fstat(number)
             # A new directory is this user's, unless another user has replaced it since.
             made = made and status.st_uid == os.geteuid() and not status.st_mode & _WRITABLE

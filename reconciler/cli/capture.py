@@ -80,13 +80,14 @@ def take(node: InspectedNode, sink: ArchiveWriter, options: Namespace, name: str
         version=__version__,
         node=name,
         at=time.time(),
-        files=sink.files + 1,
+        files=sink.files + 1,  # and this one
         kubelet_version=results.kubelet_version,
         kubelet=_summary(
             "kubelet", results.kubelet_body is not None, len(results.kubelet_pods), results.kubelet_problem, node
         ),
         cri=_summary("CRI", results.cri_version is not None, len(results.cri_pods), results.cri_problem, node),
         problems=(*problems, *gatherer.problems),
+        # Beside the root of a copied node: the plan then looks in the usual place.
         config=config if not config.startswith("/..") else None,
         zone=local_name(node.root) or "UTC",
     )
@@ -300,6 +301,7 @@ class CaptureCollector:
             self.problems.append(f"/{path}: {errno_name(exc.errno)}")
             return
         try:
+            # Bytes that are not UTF-8 pass unchanged.
             text = content.decode("utf-8", "surrogateescape")
             self.put(path, masked(text) if masked is not None else text)
         except ValueError as exc:

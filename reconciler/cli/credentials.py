@@ -93,8 +93,8 @@ def run(options: Namespace) -> int:
     """
     if options.root != "/":
         raise CliError("credentials are made on the node itself, not for a copied one", Exit.USAGE)
-    given = options.source is not None or options.server is not None
-    if given:
+    makes_one = options.source is not None or options.server is not None
+    if makes_one:
         if options.source is not None and options.server is not None:
             raise CliError("--from and --server: only one of them", Exit.USAGE)
         if options.test:
@@ -102,7 +102,7 @@ def run(options: Namespace) -> int:
     elif options.ca is not None or options.token_file is not None:
         raise CliError("--ca and --token-file require --server or --from", Exit.USAGE)
     node = inspect_node(options, strict=True)
-    if not given:
+    if not makes_one:
         if options.test:
             return _tested(node, node.config.apiserver)
         streams.write(manifest(options.uses or _uses(node), options.namespace, node_name(node.kubelet)))

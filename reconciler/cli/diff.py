@@ -64,9 +64,9 @@ def _blocks(rows: list[Row], shown: list[Row], differing: list[Row]) -> Iterator
     if differing:
         yield line(f"{fmt.plural(len(differing), 'setting')} of {len(rows)} not in force")
     elif rows:
-        there = sum(_state(row).is_in_force() for row in rows)
-        absent = f", {len(rows) - there} without a file" if there < len(rows) else ""
-        yield line(f"{fmt.plural(there, 'setting')} in force{absent}, no differences")
+        in_force = sum(_state(row).is_in_force() for row in rows)
+        absent = f", {len(rows) - in_force} without a file" if in_force < len(rows) else ""
+        yield line(f"{fmt.plural(in_force, 'setting')} in force{absent}, no differences")
     else:
         yield line("no settings")
 

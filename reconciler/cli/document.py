@@ -167,10 +167,10 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True,
     Errors: `CliError` when neither the daemon nor the store is available, or this user may not use the socket.
     """
     where = places.find(options)
-    asked = [f"section={','.join(sections)}"] if sections else []
-    asked += [f"pod={quoted(pod)}"] if pod else []
+    query = [f"section={','.join(sections)}"] if sections else []
+    query += [f"pod={quoted(pod)}"] if pod else []
     try:
-        return FetchedDocument(get(where, "/state" + (f"?{'&'.join(asked)}" if asked else "")), None)
+        return FetchedDocument(get(where, "/state" + (f"?{'&'.join(query)}" if query else "")), None)
     except Unreachable as exc:
         down, silent = str(exc), exc.silent
     body = _stored(where.store, down, pod)

@@ -19,6 +19,7 @@ _LETTERS: Final = {"reserved": "R", "interrupt": "I", "shared": "S", "dedicated"
 _STYLES: Final = {"reserved": "pool reserved", "interrupt": "pool interrupt", "shared": "pool shared"}
 _DIGITS: Final = "123456789"
 _NAMES: Final = "ACEFGHJKLMNOPQTUVWXYZ"
+"""For named pools: without the letters of `_LETTERS`. More pools than letters share the last one."""
 _SEVERAL: Final = "*"
 _NO_POOL: Final = "."
 _PERFORMANCE: Final = "P"

@@ -113,6 +113,7 @@ def plan_node(node: Node, recorded_node: RecordedNode, *, files: FileOps = REAL)
     )
     for uid, dirs in node.pods.items():
         knowledge.sample(uid, dirs)
+    # A manifest is found by the pod's name, which the first pass over the pods has; `reassemble` uses it.
     manifests |= _manifests(node, knowledge, marks, problems)
     if node.config.kubelet.enabled:
         checkpoints = CheckpointSource(NO_MARKS, root=node.root, kubelet_root=node.kubelet.root_dir)
@@ -302,6 +303,7 @@ def _change(setting: OfflineSetting, hierarchy: Hierarchy, files: FileOps, *, re
     version = hierarchy.version(knob.controller)
     usage: int | None = None
     if version == 2 and knob.controller == "memory":
+        # On v2 a limit below the use kills: such a write is blocked.
         try:
             usage = int(files.read(hierarchy.directory("memory", setting.setting.path), "memory.current"))
         except (OSError, ValueError):

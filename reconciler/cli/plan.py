@@ -242,6 +242,7 @@ def _configured(files: Sequence[str], root: str, *, captured: bool, window: str 
 
 def ask_live(node: InspectedNode) -> RecordedNode:
     """The same responses from a running node: what the agent would do here, before it is installed."""
+    # CPU use is the difference of two readings.
     first = reading(node)
     results = query_node(node)
     time.sleep(_INTERVAL_S)

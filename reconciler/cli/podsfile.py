@@ -8,8 +8,6 @@ The manual page has the table of keys. Facts that a real node has in cgroups are
 would: QoS, group paths, shares, quotas.
 
 The kubelet's policy is none on such a machine, the kernel a mainline one with cgroup v1, the CPU in use the file's.
-Its plan is the one at which the agent comes to rest there: a first plan has no CPUs of BE work yet, so it counts online
-work's use of all CPUs against BE work, also of those where BE work will not run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -247,7 +245,11 @@ def plan_machine(topology: Topology, described: list[DescribedPod], config: Conf
 
 
 def _settled(view: NodeView, use: Mapping[str, int], config: Config) -> tuple[NodeView, Desired, int | None]:
-    """Plan until two plans in a row are equal; how many that took, None: they never were."""
+    """Plan until two plans in a row are equal; how many that took, None: they never were.
+
+    A first plan has no CPUs of BE work yet, so it counts online work's use of all CPUs against BE work, also of those
+    where BE work will not run.
+    """
     desired = plan(view, None, config.policies)
     for step in range(1, _MOST_STEPS):
         pools = desired.plan.pools

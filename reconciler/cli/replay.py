@@ -1,8 +1,6 @@
 """What another configuration would have planned in each frame of a recording, and what that would have won and cost.
 
-Headroom is replayed beside it: what each law would have promised, and whether that was there, from the recorded views'
-CPU use and pools, and the frames' CPU use and memory of pods. Memory that a pod keeps is its anonymous memory there, or
-all that it uses where that was not recorded.
+Headroom is replayed beside it (`PromiseReplay`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -97,11 +95,13 @@ class PlanReplay:
         alike = old == new and (before_pods is None) == (now_pods is None)
         alike &= against is None or against.classes == config.classes
         if comparison is None:
+            # One track for two equal sides: each view is planned once.
             before = PlanTrack(policies=old, pods=before_pods)
             now = before if alike else PlanTrack(policies=new, pods=now_pods)
             self._comparison = comparison = PlanComparison(before, now)
             return comparison
         if comparison.same and not alike:
+            # From here on they differ: the new side continues from the common past.
             comparison.now = replace(comparison.before)
         comparison.before.policies, comparison.before.pods = old, before_pods
         comparison.now.policies, comparison.now.pods = new, now_pods
@@ -130,6 +130,7 @@ def _reassembling(classes: ClassRules, settings: PlannerSettings) -> Reassemble 
 
 
 def _classed(pod: Pod, view: NodeView, rules: ClassRules) -> Pod:
+    # What the daemon did not know then is not known here either: an uncertain pod keeps its last class.
     certain = pod.classification.certain
     facts = ClassificationInput(
         meta=PodMeta(
@@ -247,14 +248,17 @@ def _number(value: object) -> str:
 
 
 _PODS_S: Final = 10.0
-"""Pods are read so often: a minute's mean of six readings."""
+"""Between two readings of pods: a minute's mean has six."""
 _MINUTE_S: Final = 60.0
 _STALE_S: Final = 10.0
 
 
 @final
 class PromiseReplay:
-    """Give it every step with its frame, in turn."""
+    """What each law of headroom would have promised, and whether that was there. Give it every step with its frame.
+
+    From the recorded views' CPU use and pools, and the frames' CPU use and memory of pods.
+    """
 
     def __init__(self, config: HeadroomConfig) -> None:
         self._tracks = [LawTrack(config, law) for law in HeadroomLaw]
@@ -352,6 +356,7 @@ class PromiseReplay:
 
 
 def _kept(samples: Mapping[str, Sample]) -> int | None:
+    """Memory that a pod keeps: its anonymous memory, or all that it uses where that was not recorded."""
     sample = samples.get("memory.rss") or samples.get("memory.use")
     return None if sample is None else int(sample.value)
 

@@ -141,7 +141,7 @@ def gate_limits(text: str) -> dict[str, float]:
         try:
             limits[name] = float(number)
         except ValueError:
-            limits[name] = -1.0
+            limits[name] = -1.0  # refused below
         if not 0 <= limits[name] < 1e9:
             raise CliError(f"--gate {part!r}: {number!r} is not a number from 0", Exit.USAGE)
     return limits

@@ -226,6 +226,7 @@ def replay(
     """
     began = time.process_time()
     report = SimulationReport(incidents=[], responses=[], evictions=[], unknown={})
+    # A second replay begins without the settings of the first one's last step.
     config.use(b"")
     run, lacking = _Run(config, report, plans), 0
     for frame in recorded:

@@ -91,6 +91,7 @@ def find_pod(
     text = _without_kind(wanted[:_LONGEST])
     here, gone = ([pod for pod in pods if bool(pod.get("gone")) == left] for left in (False, True))
     groups = (here, _last_of_each_name(gone)) if removed else (pods,)
+    # A uid before any name, an exact name before the start of one, a pod of the node before a removed one.
     steps = ((_by_uid, pods), *((step, group) for step in (_exactly, _by_start) for group in groups))
     for name, (step, among) in product(_meanings(text), steps):
         matches = {pod["uid"]: pod for pod in step(body, among, name, root)}

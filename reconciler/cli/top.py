@@ -122,6 +122,7 @@ def _once(node: ShownNode, options: Namespace, *, terminal: bool) -> int:
 
 def _live(node: ShownNode, options: Namespace, screen: LiveScreen) -> None:
     signs = glyphs(levels())
+    # vt100 and its successors are monochrome.
     colours = not os.environ.get("NO_COLOR") and not os.environ["TERM"].startswith("vt")
     choices = Choices(sort=options.sort, map=MAPS[0] if colours else MAPS[1])
     schedule = RequestSchedule(options.interval)
@@ -159,6 +160,7 @@ def obey(key: str, choices: Choices, count: int, rows: int) -> Choices | None:
         return _edited(key, choices)
     if choices.help:
         return None if key == "q" else choices._replace(help=False)
+    # Only the frame knows how many lines the list has; half of the terminal's are a page.
     page = max(1, rows // 2)
     last = first_row(count, count, min(count, page))
     here = min(choices.first, last)
@@ -274,6 +276,7 @@ class Poller:
         except Exception as exc:  # noqa: BLE001  # raised again by the main thread
             answer = exc
         self.took_s = time.monotonic() - began
+        # Last: the main thread reads all of it once there is an answer.
         self._answer = answer
         with suppress(OSError):
             os.write(self._waker, b"\0")

@@ -135,10 +135,12 @@ def frame(facts: TopFacts, choices: Choices, page: Page, signs: Glyphs) -> list[
             lines.append([StyledText(f"{keys:<32}", "head"), text])
     else:
         drawn = list(cpu_map(facts, choices.map, page.width, signs)) if choices.map != "off" and facts.cpus else []
+        # 3: the empty lines around it, and the keys.
         if height is not None and len(drawn) > (fits := height - len(top) - _LEAST_ROWS - 3):
             # A part of a map would be read as the whole.
             drawn = [[StyledText(f"map: {len(drawn)} lines, {fits} fit; m: off", "dim")]] if fits > 0 else []
         lines = [*top, *([[]] if drawn else []), *drawn, []]
+        # 2: the list's headings, and the keys.
         room = None if height is None else max(0, height - len(lines) - 2)
         lines += table(shown_pods(facts.pods, choices), choices, page, room, signs)
     if height is not None:
@@ -209,19 +211,21 @@ def _head(facts: TopFacts, choices: Choices, page: Page, signs: Glyphs) -> Itera
 
 def _finding(row: Row, page: Page) -> Iterator[Line]:
     """A victim and its top suspect; in two lines, if necessary with shortened names, where one has no room for both."""
-    victim, *suspects = (plain_ascii(title) for title in (row["title"], *(it["title"] for it in row["suspects"][:1])))
+    victim, *suspects = (
+        plain_ascii(title) for title in (row["title"], *(suspect["title"] for suspect in row["suspects"][:1]))
+    )
     kind = str(row["verdict"])
     verdict = StyledText(SHOWN.get(kind, kind), STYLES[kind])
-    before, lasts, suspect = "          victim ", f" for {fmt.duration(row['for_s'])}", "top suspect "
+    before, lasts, label = "          victim ", f" for {fmt.duration(row['for_s'])}", "top suspect "
     rule = plain_ascii(f"; rule {row['rule']}")
-    line: Line = [before, victim, " ", verdict, lasts, *(f", {suspect}{name}" for name in suspects), rule]
+    line: Line = [before, victim, " ", verdict, lasts, *(f", {label}{name}" for name in suspects), rule]
     if page.whole or _length(line) <= page.width:
         yield line
         return
     rest: Line = [" ", verdict, lasts, rule]
     yield [before, shortened(victim, page.width - len(before) - _length(rest)), *rest]
     for name in suspects:
-        yield [" " * len(before), suspect, shortened(name, page.width - len(before) - len(suspect))]
+        yield [" " * len(before), label, shortened(name, page.width - len(before) - len(label))]
 
 
 def _planned(facts: TopFacts) -> str:

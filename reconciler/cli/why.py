@@ -376,6 +376,7 @@ def _closed(closing: Row | None) -> Iterator[Block]:
 
 def _where(facts: Row) -> Iterator[Block]:
     runs, decided = facts["runs_on"], facts["decided"]
+    # Containers with the same CPUs are one part of the line.
     sets = dict[str, list[str]]()
     for role, cpus in runs["cpus"].items():
         sets.setdefault(cpus, []).append(role)

@@ -202,21 +202,21 @@ class Command:
         self._limiter = trio.CapacityLimiter(4)
         self._stuck: list[subprocess.Popen[bytes]] = []
 
-    async def run(self, timeout_s: float, given: bytes = b"") -> CommandResult:
-        """Run it with ``given`` on standard input, which it need not read. Cancelling ends it like the timeout does.
+    async def run(self, timeout_s: float, stdin_data: bytes = b"") -> CommandResult:
+        """Run it with ``stdin_data`` on standard input, which it need not read. Cancelling ends it as the timeout does.
 
         Errors: `OSError`, with words: it cannot be started, or the last one cannot even be killed.
         """
         self._reap()
         deadline = trio.current_time() + timeout_s
-        process = await self._start(deadline, stdin=bool(given))
+        process = await self._start(deadline, stdin=bool(stdin_data))
         captured = _Captured(self._most_output)
         status = None
         # Its pipes remain open until it has ended: a program that cleans up at SIGTERM may write to them.
         with ExitStack() as streams:
             try:
                 with trio.move_on_at(deadline) as scope:
-                    await _communicate(process, streams, given, captured)
+                    await _communicate(process, streams, stdin_data, captured)
             finally:
                 status = await self._end(process)
         return _result(status, captured, timeout_s if scope.cancelled_caught else None)
@@ -270,7 +270,7 @@ class _Captured:
 
 
 async def _communicate(
-    process: "subprocess.Popen[bytes]", streams: ExitStack, given: bytes, captured: _Captured
+    process: "subprocess.Popen[bytes]", streams: ExitStack, stdin_data: bytes, captured: _Captured
 ) -> None:
     """Until it has ended, or written too much. What it started and left behind is not waited for."""
     stdin, stdout, stderr = (_stream(streams, io) for io in (process.stdin, process.stdout, process.stderr))
@@ -286,7 +286,7 @@ async def _communicate(
             drained.set()
 
         if stdin is not None:
-            nursery.start_soon(_feed, stdin, given)
+            nursery.start_soon(_feed, stdin, stdin_data)
         nursery.start_soon(read_all)
         await _ended(process)
         with trio.move_on_after(_DRAIN_S):
@@ -294,9 +294,9 @@ async def _communicate(
         nursery.cancel_scope.cancel(reason="the program has ended")
 
 
-async def _feed(stream: trio.lowlevel.FdStream, given: bytes) -> None:
+async def _feed(stream: trio.lowlevel.FdStream, stdin_data: bytes) -> None:
     with suppress(trio.BrokenResourceError):  # it need not read
-        await stream.send_all(given)
+        await stream.send_all(stdin_data)
     await stream.aclose()
 
 

@@ -125,8 +125,8 @@ class _Request(NamedTuple):
             "Accept-Encoding": "identity",  # the library decodes nothing
             **({"Authorization": f"Bearer {token}"} if token else {}),
         }
-        given = {name.lower() for name in self.headers}
-        fields = [(name, value) for name, value in texts.items() if name.lower() not in given]
+        own = {name.lower() for name in self.headers}
+        fields = [(name, value) for name, value in texts.items() if name.lower() not in own]
         return [(name.encode("ascii"), value.encode("latin-1")) for name, value in (*fields, *self.headers.items())]
 
 

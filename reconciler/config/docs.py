@@ -396,9 +396,9 @@ def explain(
     preset = preset_in_force(loaded, node)
     sources = _sources(loaded)
     for path, field, value in _chosen(top, loaded.config, prefix):
-        given = sources.get(path, ())
+        written = sources.get(path, ())
         parts = [f"  {text}" for text in (field.description, accepts(field)) if text]
-        if given:
+        if written:
             parts.append(f"  default {shown(field.default, field)}")
         if field.restart:
             parts.append("  a change needs a restart")
@@ -409,7 +409,7 @@ def explain(
         for row, note in preset:
             if path == "protect" or (note and _is_of(row.setting, path)):
                 parts.append(f"  preset: {row.setting}: {shown(row.value)}{f' ({note})' if note else ''}")
-        blocks.append("\n".join([_line(path, field, value, given), *parts]))
+        blocks.append("\n".join([_line(path, field, value, written), *parts]))
     return "\n".join(blocks) + "\n"
 
 
@@ -419,8 +419,8 @@ def show(loaded: Loaded, prefix: str = "", top: Schema | None = None) -> str:
     return "".join(f"{_line(path, field, value, sources.get(path, ()))}\n" for path, field, value in chosen)
 
 
-def _line(path: str, field: FieldSchema, value: object, given: Sequence[str]) -> str:
-    return f"{path} = {_in_force(value, field)}   [{', '.join(given) if given else 'default'}]"
+def _line(path: str, field: FieldSchema, value: object, written: Sequence[str]) -> str:
+    return f"{path} = {_in_force(value, field)}   [{', '.join(written) if written else 'default'}]"
 
 
 def _chosen(top: Schema | None, config: Config, prefix: str) -> list[tuple[str, FieldSchema, object]]:
@@ -471,18 +471,18 @@ def _is_of(name: str, path: str) -> bool:
 
 def _sources(loaded: Loaded) -> dict[str, list[str]]:
     """The places of each setting and section, and the preset where that has a part of it; no entry: the default."""
-    given: dict[str, list[str]] = {}
+    places: dict[str, list[str]] = {}
     for name, at in loaded.origins.items():
         for path in _around(name):
-            given.setdefault(path, []).append(str(at))
+            places.setdefault(path, []).append(str(at))
     for name, origin in loaded.node.items():
         for path in _around(name):
-            given.setdefault(path, []).append(origin)
+            places.setdefault(path, []).append(origin)
     level = loaded.config.protect
     if level is not None:
         for path in {path for name in loaded.preset for path in _around(name)}:
-            given.setdefault(path, []).append(preset_name(level))
-    return given
+            places.setdefault(path, []).append(preset_name(level))
+    return places
 
 
 def _around(name: str) -> Iterator[str]:
@@ -503,11 +503,11 @@ def in_force(loaded: Loaded, prefix: str = "", top: Schema | None = None) -> dic
     rows: dict[str, dict[str, object]] = {}
     sources = _sources(loaded)
     for path, field, value in _chosen(top, loaded.config, prefix):
-        given = sources.get(path, [])
+        written = sources.get(path, [])
         plain = value is None or (isinstance(value, bool | int | float) and not field.secret)
         rows[path] = {
             "value": value if plain else _in_force(value, field),
-            "source": given,
+            "source": written,
             "changed": value != field.default,
         }
     return rows

@@ -56,8 +56,8 @@ def kubelet_peer(
         # The operator chose it: its default number even where the kubelet's file closes the port.
         http = http or 10255
     credentials = config.endpoint is not EndpointSection.HTTP
-    given = credentials and bool(config.token_file or config.client_cert_file)
-    secure = given or not http
+    with_credentials = credentials and bool(config.token_file or config.client_cert_file)
+    secure = with_credentials or not http
     host = replace(kubelet_config, address=config.address or kubelet_config.address).loopback
     host = f"[{host}]" if ":" in host else host
     port = config.https_port or kubelet_config.port
@@ -75,7 +75,7 @@ def kubelet_peer(
         insecure=config.insecure_skip_verify,
         timeout_s=config.timeout_s,
     )
-    if identity is None or given or not (credentials and secure):
+    if identity is None or with_credentials or not (credentials and secure):
         return peer
     own_ca, ca_file = identity.inline.ca, identity.ca_file
     if peer.ca_file is not None and (config.ca_file or not (own_ca or ca_file) or os.path.exists(peer.ca_file)):

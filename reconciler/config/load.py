@@ -270,9 +270,9 @@ def _check_windows(layers: TextLayers[Config], bound: BoundConfig[Config] | None
             layers.refuse(ConfigProblem(place, f"windows[{index}].when", str(exc)))
 
 
-def _preset(given: Mapping[str, object]) -> Text | None:
+def _preset(top_level: Mapping[str, object]) -> Text | None:
     """The layer below the files that their ``protect`` means."""
-    level = given.get("protect")
+    level = top_level.get("protect")
     if level is None:
         return None
     from reconciler.config import presets  # only for a configuration that has one

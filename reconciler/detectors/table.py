@@ -31,9 +31,9 @@ class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One detector of a rule: exactly one of these keys, with its parameters."""
 
     def __post_init__(self) -> None:
-        given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
-        if len(given) != 1:
-            got = " and ".join(given) if given else "none"
+        chosen = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
+        if len(chosen) != 1:
+            got = " and ".join(chosen) if chosen else "none"
             raise ValueError(f"expected exactly one detector, one of {', '.join(self.__struct_fields__)}; got {got}")
 
     @property

@@ -196,12 +196,12 @@ class HeadroomPublisher:
 
     def status(self) -> dict[str, object]:
         """The state document's part: what was read back, and when."""
-        there = self._published
+        published = self._published
         return {
             "target": self._noted.value if self._noted is not None else None,
-            "cpu_milli": there.offer.cpu_milli if there is not None else None,
-            "memory_bytes": there.offer.memory if there is not None else None,
-            "detail": there.detail if there is not None else None,
+            "cpu_milli": published.offer.cpu_milli if published is not None else None,
+            "memory_bytes": published.offer.memory if published is not None else None,
+            "detail": published.detail if published is not None else None,
             "at": self._published_at,
             "problem": self._problem or None,
             "edits": self.edits,

@@ -114,13 +114,13 @@ def step_below(
     """
     if left is None:
         return step(state, replace(sample, supply=None), now, replace(law, what=_PEAKS))
-    there = available(sample)
+    could_have = available(sample)
     state = step(state, replace(sample, budget=min(sample.budget, left)), now, law)
     if state.total > left:
         # At once: the peak of an online pod that has just come is in none of the window's readings but the last.
         return _promising(state, _capped(state.amounts, left), now, _LEFT)
     # The reason is that of the last change, and may have this already.
-    if there is None or left >= there or state.reason.endswith((_BELOW, _LEFT)):
+    if could_have is None or left >= could_have or state.reason.endswith((_BELOW, _LEFT)):
         return state
     return replace(state, reason=f"{state.reason}{_BELOW}")
 

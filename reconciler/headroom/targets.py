@@ -141,10 +141,10 @@ class NodeTarget(_ObjectTarget):
             found = await self._edits.written(self.object.patch_status(node_status(offer, until)), _own)
         self._check(found)
         amounts = (found.status.allocatable if found.status is not None else None) or {}
-        there = Offer(cpu_milli=_whole(amounts.get(OWN_CPU)), memory_bytes=_whole(amounts.get(OWN_MEMORY)))
+        read_back = Offer(cpu_milli=_whole(amounts.get(OWN_CPU)), memory_bytes=_whole(amounts.get(OWN_MEMORY)))
         text = f"{OWN_CPU}, {OWN_MEMORY} of the node"
         # Two further writes may fail before the value expires.
-        return Published(there, text, min(_INTERVAL_S, max(1.0, valid_s / 3)), edit=edit)
+        return Published(read_back, text, min(_INTERVAL_S, max(1.0, valid_s / 3)), edit=edit)
 
     async def _edit(self, before: Mapping[str, object]) -> str:
         """Who has changed our amounts since the last write, and how; empty: no change. Errors: `PublishError`."""
@@ -208,12 +208,12 @@ class KatalystTarget(_ObjectTarget):
             edit = self._edit(found, seen)
         found = await self._edits.written(self.object.patch_status(katalyst_status(offer)), _reclaimed)
         amounts = _reclaimed(found)
-        there = Offer(
+        read_back = Offer(
             cpu_milli=_whole(amounts.get(f"resources/allocatable/{KATALYST_CPU}")),
             memory_bytes=_whole(amounts.get(f"resources/allocatable/{KATALYST_MEMORY}")),
         )
         text = "reclaimed_millicpu, reclaimed_memory of the CustomNodeResource"
-        return Published(there, text, _INTERVAL_S, edit=edit)
+        return Published(read_back, text, _INTERVAL_S, edit=edit)
 
     async def withdraw(self) -> None:
         try:
@@ -294,17 +294,17 @@ class KoordinatorTarget(_ObjectTarget):
             computed = Offer(
                 cpu_milli=_whole(amounts.get(KOORDINATOR_CPU)), memory_bytes=_whole(amounts.get(KOORDINATOR_MEMORY))
             )
-        there = computed or Offer()
+        read_back = computed or Offer()
         if use is None:
             text = "NodeMetric: the use of the first interval is being measured"
-            return Published(there, text, _LEAST_INTERVAL_S, written=False, edit=edit)
+            return Published(read_back, text, _LEAST_INTERVAL_S, written=False, edit=edit)
         held = withheld(offer, use, computed, self._held)
         at = rfc3339(self.object.now())
         self._tried.append(at)
         await self._edits.written(self.object.patch_status(koordinator_status(use, held, at)), _report)
         self._held = held
         text = "NodeMetric; batch-cpu, batch-memory are the manager's last result"
-        return Published(there, text, interval_s, edit=edit)
+        return Published(read_back, text, interval_s, edit=edit)
 
     async def withdraw(self) -> None:
         self._check_machine(await self._nodes.get())

@@ -122,23 +122,23 @@ class TextLayers(Generic[T]):
 
     def count(self, name: str) -> int:
         """How many entries a list at the top level has."""
-        given = _inside(self._merged, (name,))
-        return len(given.value) if given is not None and isinstance(given.value, list) else 0
+        found = _inside(self._merged, (name,))
+        return len(found.value) if found is not None and isinstance(found.value, list) else 0
 
     def place(self, path: Path) -> SourceLocation | None:
         """Where this is written; None: nowhere, or not in a usable form."""
-        given = _inside(self._merged, path)
-        return None if given is None else given.at
+        found = _inside(self._merged, path)
+        return None if found is None else found.at
 
     def value(self, path: Path) -> object:
         """A single value that is written there; None: none, or none that is usable."""
-        given = _inside(self._merged, path)
-        return None if given is None else given.value
+        found = _inside(self._merged, path)
+        return None if found is None else found.value
 
     def origins(self, path: Path, name: str) -> dict[str, SourceLocation]:
         """The place of each setting written at ``path``, by the names that these have at ``name``."""
-        given = _inside(self._merged, path)
-        return {} if given is None or given.value is None else _origins(given, name)
+        found = _inside(self._merged, path)
+        return {} if found is None or found.value is None else _origins(found, name)
 
     def refuse(self, problem: ConfigProblem) -> None:
         self._problems[problem] = None
@@ -161,11 +161,11 @@ class TextLayers(Generic[T]):
         merged = self._merged
         assert isinstance(merged.value, dict)
         for path, name in (moved or {}).items():
-            given = _inside(merged, path)
-            if given is not None and given.value is not None:
+            found = _inside(merged, path)
+            if found is not None and found.value is not None:
                 for part in reversed(name.split(".")):
-                    given = _Checked({part: given}, given.at)
-                merged = _merge(merged, given)
+                    found = _Checked({part: found}, found.at)
+                merged = _merge(merged, found)
         assert isinstance(merged.value, dict)
         if without in merged.value:
             merged = _Checked({name: given for name, given in merged.value.items() if name != without}, merged.at)

@@ -259,11 +259,11 @@ def _state_routes(status: StatusProvider, answers: Answers) -> list[Route]:
     ]
 
 
-def _pod(given: Sequence[str]) -> str:
+def _pod(values: Sequence[str]) -> str:
     """The parameter that chooses pods; empty: not given. Errors: `InputError`."""
-    text = ",".join(given)
+    text = ",".join(values)
     parts = text.split(",")
-    if given and (len(text) > LONGEST_POD or len(parts) > MOST_PODS or not all(parts) or not text.isprintable()):
+    if values and (len(text) > LONGEST_POD or len(parts) > MOST_PODS or not all(parts) or not text.isprintable()):
         raise InputError("pod", text[:LONGEST_POD], f"at most {MOST_PODS} names, uids or container ids, or their start")
     return text
 

@@ -22,6 +22,7 @@ from state.printable import printable
 from state.reader import NoStoreError, read_dump
 from state.schema import NewerSchemaError
 
+# By their numbers in linux/capability.h.
 _CAPABILITIES: Final = {
     1: "DAC_OVERRIDE",
     2: "DAC_READ_SEARCH",
@@ -32,10 +33,9 @@ _CAPABILITIES: Final = {
     23: "SYS_NICE",
     24: "SYS_RESOURCE",
 }
+# Readings of the daemon's priority. It has its real-time priority while it waits, which is most of the time.
 _READINGS: Final = 5
 _BETWEEN_S: Final = 0.02
-"""Between two readings of the daemon's priority. It has its real-time priority while it waits, which is most of the
-time."""
 _FREE_BYTES: Final = 64 << 20
 _SHOWN: Final = 100
 _MOST: Final = 4
@@ -384,6 +384,7 @@ def _priority(node: InspectedNode, pid: int | None) -> str:
 
 def _policy(pid: int) -> int | None:
     try:
+        # The kernel adds the flag to the policy.
         return os.sched_getscheduler(pid) & ~os.SCHED_RESET_ON_FORK
     except OSError:
         return None

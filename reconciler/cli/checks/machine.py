@@ -27,21 +27,23 @@ from state.disk import Disk
 from state.memory import MARKS, NodeMemoryReading
 from state.topology_sysfs import read_topology
 
+# Schedulers that heed the weights of groups.
 _WEIGHING: Final = frozenset({"bfq", "cfq"})
+# By these modules packets of pods with a network namespace of their own are led to an IFB, where they are limited.
 _LEADING: Final = ("ifb", "sch_ingress", "sch_htb", "cls_u32", "act_mirred")
 _THROTTLES: Final = frozenset({"blkio.write_bps", "io.max"})
 
 
 def devices(node: InspectedNode) -> Iterator[CheckResult]:
     """What ``policies.disk`` and ``policies.network`` need."""
-    there = node.knobs
+    offered = node.knobs
     disk, network = node.config.policies.disk, node.config.policies.network
     if disk.enabled:
         yield from _disks(node, disk)
-        if there and not there & _THROTTLES:
+        if offered and not offered & _THROTTLES:
             yield warn("disks", "this kernel has no disk limits", "a kernel with CONFIG_BLK_DEV_THROTTLING")
     if network.enabled:
-        if there and "net.classid" not in there:
+        if offered and "net.classid" not in offered:
             message = "BE pods in the host network are not limited" if network.pods else "no BE traffic is limited"
             fix = "mount cgroup v1's net_cls before the runtime starts, on a kernel with CONFIG_CGROUP_NET_CLASSID"
             yield warn("network", f"no net_cls to identify BE packets: {message}", fix)
@@ -217,6 +219,7 @@ def _marks(node: InspectedNode) -> Iterator[CheckResult]:
 _SHOWN: Final = ("cpuset", "cpu", "cpuacct", "memory", "pids", "blkio", "io")
 _NEEDED: Final = ("cpuset", "cpu", "memory")
 _SYS_RESOURCE: Final = 24
+"""CAP_SYS_RESOURCE: without it a trigger's window is a multiple of 2 s."""
 _SCHEDULER: Final = {"cpu.burst": "CFS burst", "cpu.idle": "idle class"}
 _DISTRIBUTIONS: Final = {"cpu.identity": "group identity", "cpu.qos": "QoS level"}
 _IDENTITY_SYSCTL: Final = "kernel.sched_group_identity_enabled"
@@ -295,14 +298,14 @@ def _cgroups(node: InspectedNode) -> Iterator[CheckResult]:
 def _scheduler(node: InspectedNode) -> CheckResult:
     """What the policies burst, idle_class, group_identity and qos_level need of the kernel."""
     name = "scheduler"
-    there = node.knobs
-    if not there:
+    offered = node.knobs
+    if not offered:
         return warn(name, "unknown: no kubepods directory", "start the kubelet, then run doctor again")
-    text = ", ".join(message for knob, message in (_SCHEDULER | _DISTRIBUTIONS).items() if knob in there) or "neither"
+    text = ", ".join(message for knob, message in (_SCHEDULER | _DISTRIBUTIONS).items() if knob in offered) or "neither"
     switch = (read_text(node.root, f"proc/sys/{_IDENTITY_SYSCTL.replace('.', '/')}") or "").strip()
-    if "cpu.identity" in there and switch == "0":
+    if "cpu.identity" in offered and switch == "0":
         return warn(name, f"{text} (disabled)", f"sysctl -w {_IDENTITY_SYSCTL}=1")
-    lacking = [knob for knob in _SCHEDULER if knob not in there]
+    lacking = [knob for knob in _SCHEDULER if knob not in offered]
     if lacking:
         versions = " and ".join(f"{_SCHEDULER[knob]}: Linux {CATALOG[knob].forms[1].since}" for knob in lacking)
         return warn(name, text, f"{versions} or later")
@@ -356,10 +359,10 @@ def hardware_counters(node: InspectedNode) -> list[str]:
 
 
 def _pmu(node: InspectedNode) -> CheckResult:
-    there = hardware_counters(node)
-    if not there:
+    counters = hardware_counters(node)
+    if not counters:
         return warn("PMU", "no hardware counters", "in a VM: pass the PMU through; without it CPI is not measured")
-    return ok("PMU", ", ".join(there))
+    return ok("PMU", ", ".join(counters))
 
 
 def _resctrl(node: InspectedNode) -> CheckResult:
@@ -382,6 +385,7 @@ def _resctrl(node: InspectedNode) -> CheckResult:
     ours, others = _resctrl_groups(capability.root or "")
     if ours or others:
         offered += f"; {ours} of bypassd, {others} of other programs"
+    # One is the default group.
     if others and capability.control_groups - 1 - others <= 0:
         return warn("resctrl", offered, "all control groups are used by other programs: none left for pod classes")
     return ok("resctrl", offered)

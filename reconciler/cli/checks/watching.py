@@ -232,10 +232,10 @@ def _moving(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]
     if misses_confidence(node.root) < 1:
         lacking["llc.misses"] = "no action possible: this processor counts second-level cache misses only"
     parts = {"llc.misses": "cache misses", "memory.bandwidth": "memory bandwidth"}
-    there = [message for signal, message in parts.items() if signal not in lacking]
+    measured = [message for signal, message in parts.items() if signal not in lacking]
     missing = {message: lacking[signal] for signal, message in parts.items() if signal in lacking}
     if missing:
-        text = f"BE share adjusted by {there[0]} only" if there else "BE share stays at level low"
+        text = f"BE share adjusted by {measured[0]} only" if measured else "BE share stays at level low"
         fix = "; ".join(dict.fromkeys(missing.values()))
         yield warn("cache share", f"{text}: no {' and no '.join(missing)} measured", fix)
 
