@@ -1,10 +1,11 @@
 """The ledger: for every value that bypassd ever changed, the original, the planned value, and the outcome.
 
 Most rows are control files of cgroups; values elsewhere (/proc, resctrl, network, core scheduling) have kinds of their
-own. An original is durable before the first write of its value and is never replaced afterwards, so that a restore can
-undo everything at any moment, after any crash: control files in the order of `Ledger.backwards`, each with its
-`LedgerEntry.restore_text`, the other kinds by their codecs. Outcomes, last writers and failures are for people and for
-backoff: they are kept in memory and written in batches by `flush`.
+own. An original is durable before the first write of its value and is never replaced afterwards (only corrected, where
+it was read before the runtime had finished), so that a restore can undo everything at any moment, after any crash:
+control files in the order of `Ledger.backwards`, each with its `LedgerEntry.restore_text`, the other kinds by their
+codecs. Outcomes, last writers and failures are for people and for backoff: they are kept in memory and written in
+batches by `flush`.
 
 Threads: `first_touches`, `adopt`, `record` and `flush` make rows durable (an fsync) and belong in the store's worker
 thread. All other calls are dictionary work for the loop. Both may happen at once.

@@ -127,7 +127,7 @@ def update(pools: Pools, topology: Topology, cpu: NodeCpu | None, config: Headro
 
     A CPU whose idle time is unknown gives nothing. BE use is measured for the whole machine only: it is split over the
     nodes as the busy time of these CPUs is, and never more than that. No floor raises the result (Katalyst: 4 CPUs on a
-    full node).
+    full node), and no other resource's shortage makes it 0.
     """
     allowed = pools.reclaimed if pools.confined else pools.shared | pools.reclaimed
     # Each node by its own measurement. Katalyst gives nodes without bound pods an equal part of the sum.

@@ -39,9 +39,11 @@ _KIND: Final = "bypassd-headroom"
 class HeadroomState(Struct, frozen=True, kw_only=True):
     """What the store holds: the promise by NUMA node, and when it was last known to be right (wall clock).
 
-    In the agent's own store: Katalyst's util-based headroom reads it from the API server, and stops where there is
-    none. The same of memory; None: nothing has been promised of it. ``lately``, ``memory_lately``: the largest promise
-    of each of the last minutes (`reconciler.headroom.promises`).
+    The same of memory; None: nothing has been promised of it. ``lately``, ``memory_lately``: the largest promise of
+    each of the last minutes (`reconciler.headroom.promises`).
+
+    In the agent's own store: Katalyst's util-based headroom reads the last amount from the API server, and stops where
+    there is none.
     """
 
     milli: Mapping[str, int]
