@@ -197,6 +197,7 @@ def _interface(root: str) -> tuple[str, int] | None:
     """The default route's interface, if its driver reports a speed. Source: proc(5), /proc/net/route."""
     for row in lines_of((read_text(root, "proc/net/route") or "")[:_ROUTES])[1:]:
         fields = row.split()
+        # The default route's destination; the interface becomes a part of a path.
         if len(fields) > 1 and fields[1] == "00000000" and "/" not in fields[0]:
             speed = link_mbit(fields[0], os.path.join(root, "sys/class/net"))
             return None if speed is None else (fields[0], speed)

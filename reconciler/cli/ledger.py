@@ -149,6 +149,7 @@ def _restore(
             raise StoreError(store.unreadable)
         meta = dict(store.rows(META))
         if RUNNING in meta:
+            # The daemon was killed: its last values may be in files and not in the store.
             adopt_unjournaled_writes(hierarchy, ledger, files=files)
             ledger.flush()
             # Adopted once: from here on a differing value is another program's again.

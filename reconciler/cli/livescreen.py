@@ -114,6 +114,7 @@ class LiveScreen:
         self._old_wakeup = -1
 
     def __enter__(self) -> Self:
+        # Python writes a byte for each signal, which ends the poll in `wait`.
         self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._old_wakeup = signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
         for number in (*_ENDING, *_OTHERS):
@@ -225,6 +226,7 @@ class LiveScreen:
                 raw = [*modes]
                 # Ctrl-C and Ctrl-Z stay signals.
                 raw[3] = modes[3] & ~(termios.ICANON | termios.ECHO)
+                # A read returns with the first byte.
                 raw[6] = [*modes[6]]
                 raw[6][termios.VMIN], raw[6][termios.VTIME] = 1, 0
                 termios.tcsetattr(self._in, termios.TCSANOW, raw)

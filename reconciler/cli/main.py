@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
             streams.complain(str(exc))
             return Exit.OUTPUT
         except KeyboardInterrupt:
-            return 130
+            return 130  # 128 and SIGINT, as of a shell's command
 
 
 def _command_first(parts: list[str]) -> list[str]:

@@ -41,6 +41,7 @@ _WORD: Final = re.compile(r"[\w./:@+-]{0,253}")
 _LABELS: Final = frozenset({"io.kubernetes.cri-o.Labels"})
 """Maps of labels as JSON in an annotation."""
 _FORMS: Final = (
+    # A JSON Web Token, PEM, keys of AWS; tokens of GitHub, GitLab and Slack, of Vault; user and password of a URL.
     re.compile(r"eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"),
     re.compile(r"-----BEGIN[^-]*PRIVATE KEY-----.*?(?:-----END[^-]*-----|\Z)", re.DOTALL),
     re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
@@ -229,7 +230,7 @@ def _loaded(text: str) -> Json:
 
 def _check_yaml(text: str) -> None:
     """The library builds its nodes recursively in C, where deep ones end the process. Errors: `ValueError`."""
-    text.encode()
+    text.encode()  # libyaml does not take lone surrogates
     aliases = 0
     for event in events(text, depth=_DEEPEST):
         aliases += isinstance(event, yaml.AliasEvent)
@@ -372,6 +373,7 @@ def _toml_text(text: str) -> str:
 
 def _mask_node(node: yaml.Node, name: str, hidden: bool, seen: set[tuple[int, bool]]) -> None:
     """``hidden``: all values below are secrets."""
+    # An alias is the same node once more.
     if (id(node), hidden) in seen:
         return
     seen.add((id(node), hidden))
@@ -384,6 +386,7 @@ def _mask_node(node: yaml.Node, name: str, hidden: bool, seen: set[tuple[int, bo
         return
     if isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
+            # The path of a program is kept; its arguments may be secrets.
             program = name in _PROGRAMS and not number and isinstance(item, yaml.ScalarNode) and item.value[:1] == "/"
             _mask_node(item, "", hidden or (name in _PROGRAMS and not program), seen)
         return

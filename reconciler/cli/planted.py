@@ -33,11 +33,13 @@ class Planted:
                 os.close(self._start)
                 ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+                # The signal of that limit would leave a core dump.
                 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
                 # The parent may have been killed before the kernel was asked to report.
                 if os.getppid() == parent and os.read(waiting, 1):
                     work()
             finally:
+                # Whatever happened: the child never runs the parent's code.
                 os._exit(0)
         os.close(waiting)
         self._ended: resource.struct_rusage | None = None

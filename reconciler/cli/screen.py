@@ -79,7 +79,7 @@ def codes(style: str, *, colours: bool) -> str:
     """
     name, _, more = style.partition(" +")
     numbers = []
-    ground = 0
+    ground = 0  # inks are 30 to 37, grounds 40 to 47
     for word in [*STYLES.get(name, "").split(), *more.split()]:
         if word == "on":
             ground = 10
