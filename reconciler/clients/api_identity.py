@@ -62,6 +62,7 @@ def _endpoint(config: ApiServer, path: str | None, root: str) -> HttpEndpoint:
     from reconciler.clients.kubeconfig import read_kubeconfig  # most nodes have none that counts
 
     try:
+        # Any other path is the kubelet's, or from its command line: only root may be able to change that file.
         rule = FileRule.OPERATOR if path in {config.kubeconfig, OWN_KUBECONFIG} else FileRule.ROOT
         return read_kubeconfig(path, name=NAME, root=root, timeout_s=config.timeout_s, rule=rule)
     except InputError as exc:

@@ -54,8 +54,8 @@ class TlsTrust(Struct, frozen=True, kw_only=True):
 
 def check_headers(headers: Mapping[str, str], header_files: Mapping[str, str]) -> None:
     """Errors: `ValueError` for what no request can have, without the values."""
-    for setting, given in (("headers", headers), ("header_files", header_files)):
-        for name in given:
+    for setting, names in (("headers", headers), ("header_files", header_files)):
+        for name in names:
             if not _NAME.fullmatch(name):
                 # It is not shown: "Authorization: KEY" in quotes is a name with everything in it.
                 raise ValueError(f"{setting}: a key of {len(name)} characters is not a header name")

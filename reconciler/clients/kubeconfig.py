@@ -129,7 +129,10 @@ def _typed(document: YamlDocument, at: Path, kind: type[_T]) -> _T:
 
 
 def _unquoted(error: InputError) -> InputError:
-    """The same without the value: a value of a wrong form may be a token, a key, or a part of either."""
+    """The same without the value: a value of a wrong form may be a token, a key, or a part of either.
+
+    It is raised without a cause, which would have the value.
+    """
     return InputError(error.where, "...", error.expected)
 
 

@@ -1,12 +1,9 @@
 """What a control plane has set for one node: requests for single objects by name, and nothing else.
 
 - Koordinator: the annotations and labels of the Node, and the specification of the NodeSLO of the same name.
-- Katalyst: the AdminQoSConfiguration to which the status of the node's CustomNodeConfig points; that names a hash of
-  it, so that an unchanged one is not requested again.
+- Katalyst: the AdminQoSConfiguration to which the status of the node's CustomNodeConfig points.
 
-"No settings" is concluded only from what the API server itself says (`reconciler.clients.kube.absence_of`). A page of a
-proxy (404 and other text) is an error like any other. Answers are bounded in bytes and nesting, are decoded in a worker
-thread (the largest take 60 ms), and must be the requested object.
+Answers are bounded in bytes and nesting, and must be the requested object.
 
 Source: Kubernetes documentation, "API Concepts", Status; Koordinator's apis/slo/v1alpha1; Katalyst's
 apis/config/v1alpha1 (CustomNodeConfigStatus, TargetConfig).
@@ -62,7 +59,10 @@ class SettingsObject(Struct, frozen=True, kw_only=True):
 
 
 class AdminQosTarget(Struct, frozen=True, kw_only=True):
-    """The AdminQoSConfiguration that counts on the node. ``hash``: of its content, as Katalyst's controller has it."""
+    """The AdminQoSConfiguration that counts on the node.
+
+    ``hash``: of its content, as Katalyst's controller has it: an unchanged one is not requested again.
+    """
 
     namespace: str
     name: str
@@ -137,6 +137,7 @@ class SettingsClient:
         answer = await self._get(f"/api/v1/nodes/{quote(self._node, safe='')}", "", _NODE_BYTES)
         if isinstance(answer, ObjectState):
             return SettingsObject(title=title, state=answer)
+        # In a thread: the largest take 60 ms.
         return await in_worker(_with_marks, answer, self._node, title, tuple(prefixes))
 
     async def node_slo(self) -> SettingsObject:
@@ -191,6 +192,7 @@ class SettingsClient:
         answer = await self._request(path, most)
         if answer.ok:
             return answer
+        # Only the API server itself may say that there are no settings: a proxy's page is an error like any other.
         if answer.status == 404:
             match await absence_of(path, answer, self._request):
                 case Absence.OBJECT:

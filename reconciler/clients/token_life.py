@@ -94,6 +94,7 @@ def life_of(token: str) -> TokenLife | None:
     if len(token) > LONGEST_TOKEN or len(parts) != 3 or len(parts[1]) > _LONGEST_CLAIMS:
         return None
     try:
+        # A JWT has no padding.
         body = base64.b64decode(parts[1] + "=" * (-len(parts[1]) % 4), altchars=b"-_", validate=True)
         claims = decoded(_decode_claims, body)
     except (binascii.Error, ValueError):
