@@ -33,6 +33,8 @@ _FARTHEST: Final = 255
 """The firmware's table (ACPI SLIT) has one byte for each distance."""
 _LARGEST: Final = 1 << 16
 """Bytes that are read of one file."""
+_STAT: Final = 1 << 20
+"""Bytes of /proc/stat: its lines of the CPUs have about 80 each."""
 
 ONLINE: Final = "sys/devices/system/cpu/online"
 """The list of online CPUs, below the root."""
@@ -86,7 +88,7 @@ def _online(base: str, root: str) -> CpuSet:
     # Without "online" each CPU has its own file; CPU 0 often cannot be offlined and then has none.
     online = CpuSet(cpu for cpu in present if _number(f"{base}/cpu{cpu}/online", 1) == 1)
     if not online:
-        listed = (digits(cpu) for cpu in _STAT_CPU.findall(_text(os.path.join(root, "proc/stat"))))
+        listed = (digits(cpu) for cpu in _STAT_CPU.findall(_text(os.path.join(root, "proc/stat"), _STAT)))
         online = CpuSet(cpu for cpu in listed if cpu is not None and cpu < MAX_CPUS)
     if not online:
         raise SourceError(
@@ -196,7 +198,7 @@ def _slow(devices: str, capacity: Mapping[int, int]) -> CpuSet:
     return CpuSet(cpu for cpu, value in capacity.items() if value < fastest * _SLOW)
 
 
-def _text(path: str) -> str:
+def _text(path: str, most: int = _LARGEST) -> str:
     """The file, or nothing at all if it is unreadable: every part of /sys is optional."""
     # Not with open(): its layers cost three times the system calls, and this is called thousands of times.
     try:
@@ -205,7 +207,7 @@ def _text(path: str) -> str:
     except OSError:
         return ""
     try:
-        return os.read(file, _LARGEST).decode("ascii", "replace")
+        return os.read(file, most).decode("ascii", "replace")
     except OSError:
         return ""
     finally:

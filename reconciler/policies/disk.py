@@ -1,28 +1,16 @@
 """disk: what BE pods may read and write per disk, and which class has priority on a busy disk.
 
 Limits (bytes and operations a second) apply whether or not other work uses the disk; weights count only while the disk
-is busy, and only under a scheduler that supports them (BFQ, or iocost on v2). Opt-in, as no default fits two disks.
+is busy, and only under a scheduler that supports them (BFQ, or iocost on v2). Opt-in, as no default fits two disks. A
+pod may limit itself further, whatever its class (rubik's ``blkio-limit``, Koordinator's ``blkioQOS``).
 
-The kernel determines where a limit is written, measured on 6.1, 6.12 (v2) and 6.18 (v1):
-
-- On v2 a limit binds all groups below it. BE's limits are on the besteffort directory while only BE pods are in it,
-  else on the BE pods' own directories; each taker outside has an equal part.
-- On v1 a throttle binds the tasks of its own group *and of none below it*: a limit on a pod's directory has no effect
-  (Koordinator writes it on the BE directory). So it is on the containers, an equal part each.
-- A part is fixed: what one taker leaves is not used by another. On v1 with many containers ``share: pod`` may fit
-  better than ``share: node``.
-- Page cache written back later counts against the group on v2 only; on v1 only direct and synchronous writes do.
-
-``io.latency`` protects the siblings that have a target from those that have none or a larger one, so it is on the
-siblings of besteffort: burstable, and Guaranteed pods. iocost belongs to the machine: its two files are in the root
-group, and without the device's own model line (tools/cgroup/iocost_coef_gen.py of the kernel makes it) it uses
-estimates.
-
-A pod may limit itself further, whatever its class (rubik's ``blkio-limit``, Koordinator's ``blkioQOS``), on the disks
-that the configuration names. Of BE's part and its own limit the smaller applies.
+The limits of all BE pods are divided into fixed parts: what one taker leaves is not used by another. On v1 with many
+containers ``share: pod`` may fit better than ``share: node``. Page cache written back later counts against the group on
+v2 only; on v1 only direct and synchronous writes do.
 
 While a setting exists in one of these files, lines of other devices there are removed; a restore brings them back.
-Source: kernel documentation, cgroup-v1/blkio-controller and cgroup-v2; defaults of the weights: rubik has 1000 to 10.
+Source: kernel documentation, cgroup-v1/blkio-controller and cgroup-v2; measured on 6.1, 6.12 (v2) and 6.18 (v1).
+Defaults of the weights: rubik has 1000 to 10.
 """
 
 from collections.abc import Iterable, Mapping
@@ -187,6 +175,7 @@ def for_parents(view: NodeView, plan: NodePlan, config: DiskPolicyConfig) -> lis
     """The besteffort directory's limits and weight, what protects its neighbours, and the root's cost model."""
     settings: list[Setting] = []
     disk = plan.disk
+    # On v2 a limit binds all groups below it: one for all BE pods while only such are in besteffort.
     if disk.in_directory and (limits := _part(view, config, disk.in_directory, disk.takers)) is not None:
         settings.append(
             _setting(view.besteffort, "io.max", limits, f"limits of {disk.in_directory} of {disk.takers} BE pods")
@@ -195,7 +184,10 @@ def for_parents(view: NodeView, plan: NodePlan, config: DiskPolicyConfig) -> lis
         settings += _weights(view, view.besteffort, config.weight_be, "minimum I/O weight: online pods go first")
     if config.weight_online is not None:
         settings += _weights(view, view.burstable, config.weight_online, "higher I/O weight for online pods")
+    # io.latency protects a group from siblings without a target: so it is on those of besteffort.
     settings += _protected(view, view.burstable, config)
+    # iocost belongs to the machine: its files are in the root group. Without the device's own model line
+    # (tools/cgroup/iocost_coef_gen.py of the kernel makes it) it uses estimates.
     for knob, model in (("io.cost_qos", False), ("io.cost_model", True)):
         rows = {
             device: cost_row(line, model=model)
@@ -218,6 +210,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: DiskPolicyConfig) 
     else:
         if config.weight_online is not None:
             settings += _weights(view, path, config.weight_online, "higher I/O weight for online pods")
+        # Guaranteed pods are siblings of besteffort; other online pods are below burstable, which has the target.
         if pod.qos is QosClass.GUARANTEED:
             settings += _protected(view, path, config)
     return [replace(setting, pod_uid=pod.uid) for setting in _possible(settings, view)]
@@ -235,6 +228,8 @@ def _limits(pod: Pod, view: NodeView, plan: DiskPlan, config: DiskPolicyConfig) 
         if limits is None:
             return []
         return [_setting(pod.group.path, "io.max", limits, f"{message}{_BY_MARK if own else ''}")]
+    # On v1 a throttle binds the tasks of its own group and of none below it: a limit on a pod's directory has no effect
+    # (Koordinator writes it on the BE directory).
     containers = pod.workload
     parts = len(containers) if alone else plan.takers
     part = _part(view, config, 1, parts) if be else None

@@ -1,30 +1,11 @@
 """idle class: BE pods run only when no other task wants the CPU.
 
-Two sides, each its own choice. ``group``: the pod's directory (``cpu.idle``, Linux 5.15). A group in the idle class has
-the minimum weight, and any other task that wakes up preempts it at once: a weight of 2 by itself lets BE work finish
-its time slice first. ``threads``: every thread of the pod's containers (SCHED_IDLE, any kernel), from before the first
-instruction of its program. What each does on which kernel: docs/cpu.md. Opt-in: BE pods may starve for as long as
-online work fills their CPUs.
-
-From Linux 6.6 on the kernel heeds a thread's policy within its own group only. There, threads beside idle groups do
-harm: a CPU that runs nothing but such threads is chosen for an online task that wakes up, and is not given up
-(measured on 6.18: docs/cpu.md). So both sides together mean only groups on those kernels.
-
-There, the group side has a price, too. The kernel balances a CPU whose tasks are all in the idle class as often as an
-idle one, so BE threads change CPUs several times as often, and a group that comes to a CPU may run until the next tick,
-before a server that was interrupted there (measured on 6.18: docs/protection.md). A BE pod in besteffort needs no idle
-class, as the directory's least weight puts it after every online pod outside; so on those kernels only a BE pod with
-online pods beside it gets one (``always``: all).
-
-Group side: only a pod's own directory. While ``cpu.idle`` is 1 writing shares fails (EINVAL), and the kubelet writes
-those of the QoS directories every minute (Koordinator sets it there, and the kubelet cannot restart: 2732, 2986), the
-runtime those of its containers. Inside the pod the containers keep their weights among each other. The kernel drops the
-pod's weight meanwhile; a policy's weight setting remains in the plan, and is written when the class is left. A kubelet
-that resizes pods in place writes a pod's own shares, too: there only BestEffort pods, which cannot be resized, get the
-class (`reconciler.policies.refusals.idle_resized`).
-
-Thread side: `reconciler.actuators.processes.idle_threads` sets it and records the originals. Not the pause container,
-which sleeps.
+Two sides, each its own choice. ``group``: the pod's directory (``cpu.idle``, Linux 5.15); inside the pod the containers
+keep their weights among each other. A group in the idle class has the minimum weight, and any other task that wakes up
+preempts it at once: a weight of 2 by itself lets BE work finish its time slice first. ``threads``: every thread of the
+pod's containers (SCHED_IDLE, any kernel), from before the first instruction of its program;
+`reconciler.actuators.processes.idle_threads` sets it and records the originals. What each does on which kernel:
+docs/cpu.md. Opt-in: BE pods may starve for as long as online work fills their CPUs.
 """
 
 from collections.abc import Mapping
@@ -69,7 +50,14 @@ class IdleClassConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def announce(view: NodeView, pools: Pools, previous: Pools | None, config: IdleClassConfig) -> Pools:
-    """Whether the least weight is to do it, for the budget's law."""
+    """Whether the least weight is to do it, for the budget's law.
+
+    From Linux 6.6 on the kernel balances a CPU whose tasks are all in the idle class as often as an idle one, so BE
+    threads change CPUs several times as often, and a group that comes to a CPU may run until the next tick, before a
+    server that was interrupted there (measured on 6.18: docs/protection.md). A BE pod in besteffort needs no idle
+    class, as the directory's least weight puts it after every online pod outside; so on those kernels only a BE pod
+    with online pods beside it gets one (``always``: all).
+    """
     return replace(
         pools, weight_yields=config.group and not config.always and not config.dry_run and view.scheduler.eevdf
     )
@@ -105,7 +93,11 @@ def _thread_settings(pod: Pod) -> Mapping[str, Setting]:
 
 
 def _threads(view: NodeView, config: IdleClassConfig) -> bool:
-    """Whether threads have the class: not beside idle groups where the kernel heeds it within groups only."""
+    """Whether threads have the class: not beside idle groups where the kernel heeds it within groups only.
+
+    There (from Linux 6.6 on) both together do harm: a CPU that runs nothing but such threads is chosen for an online
+    task that wakes up, and is not given up (measured on 6.18: docs/cpu.md).
+    """
     groups = config.group and unsupported_reason(view, KNOB) is None
     return config.threads and (view.scheduler.threads_yield or not groups)
 
@@ -115,6 +107,9 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: IdleClassConfig) -
         return []
     if weight_suffices(pod, view, plan.pools):
         return []
+    # Only the pod's own directory: while cpu.idle is 1 writing shares fails (EINVAL), and the kubelet writes those of
+    # the QoS directories every minute (with Koordinator's, there, it cannot restart: 2732, 2986), the runtime those of
+    # its containers. A kubelet that resizes pods in place writes a pod's own, too: `refusals.idle_resized`.
     return [setting_of(pod, None, KNOB, 1, policy=NAME, reason=_REASON)]
 
 

@@ -1,39 +1,12 @@
 """node_daemons: a small CPU weight for the node's other daemons, such as the kubelet and the runtime in system.slice.
 
-Each of their wake-ups delays online pods by up to the credit that CFS gives a group which has slept; it is proportional
-to the weight of the group directly below the root (docs/performance.md has the curve). So the weight of the groups that
-the configuration names is held near twice what they need (`step` is the law; the sampler keeps its state). While a pod
-is being made or removed, and `hold_s` after it, they have their own weight: the kubelet and the runtime do that work.
+CFS places a group that has slept up to half a latency period behind kubepods, which never sleeps while BE work runs.
+So each wake-up of a daemon delays online pods by up to that credit: CPU time in proportion to the weight of the group
+directly below the root. The weight of the configured groups is held near twice what they need: `step` is the control
+law, once a second; the sampler keeps its state. All turns on the machine are shortened (`TURNS_NS`).
 
-The weight decides how much a group gets, and not how long each of its turns is: until Linux 6.5 (CFS) a turn ends at
-another task's wake-up or at the next tick (1 to 10 ms), and it often begins when an online task wakes up, as kubepods
-has run since the last switch. So turns are shortened for the machine (`TURNS_NS`, and the scheduler's HRTICK, by which
-a timer ends a turn that is used up). Values that are lower are unchanged. One of them is the wake-up granularity:
-divided by its weight it is the lag that a waiting group may have, such as bypassd's own (20 ms at 50 shares), and until
-that one runs the root's least virtual time does not advance: the lag is credit of every other group that wakes up.
-Later kernels (EEVDF) have one length, the base slice.
-
-Never the group of the pods, nor the root, nor bypassd's own group, which has a weight of its own (`node.own_shares`).
-Where systemd made no group for services (cgroup v1 without CPU accounting) their processes are in the root group, which
-has no weight: nothing can be done there, which is reported.
-
-Off by default: it changes a file that belongs to systemd. Nothing is done on Linux 6.13 to 6.18.44, whose fault
-(`cgroupfs.scheduling.runner_keeps_cpu`) keeps a daemon of a small weight waiting for seconds.
-
-CFS puts a group that has slept back by up to half a latency period against kubepods, which never sleeps while BE work
-runs; the CPU time of that credit is proportional to the group's weight. With twice its need it still gets all of the
-CPU that it needs where every CPU is busy for ever, and runs half of the time. `step` is the control law, once a second:
-
-- The need is the largest use of a second in the last ``window_s``. Nothing is lowered before a whole window is known,
-  and the need does not fall while the group waits: a daemon that sleeps for a time after its work uses less when it is
-  slowed down, and would be slowed down further.
-- Raised at once: by the whole difference where the need has grown, to the original while a pod is being made or
-  removed, whose use does not count, or the use is unknown, and to twice the weight where the group waits for a CPU
-  most of the time. That weight then is the least for a window, and for twice as long each time that it was not enough.
-- Lowered slowly: by half at most each `LOWER_S`, and not for less than a quarter.
-
-The weight divides over the CPUs where the group's tasks run, the pods' over all. So the weight is computed for tasks
-that run on as few CPUs as can have them.
+Off by default: it changes a file that belongs to systemd. Where systemd made no group for services (cgroup v1 without
+CPU accounting) their processes are in the root group, which has no weight: that is only reported.
 
 Units: thousandths of a CPU; weights as in the kernel's file. Source: the kernel's sched-design-CFS; the delay of online
 tasks by weight is in docs/performance.md.
@@ -78,8 +51,16 @@ TURNS_NS: Final = {
     "base_slice_ns": 200_000,
 }
 """By the end of the file's name; the first three are half, a quarter and a fifth of the kernel's for one CPU, the last
-one is of later kernels (EEVDF). A turn is a group's part of the latency: 0.3 ms with a tenth of a CPU. Half of the
-first two gains a fifth of p99 and doubles the switches (docs/performance.md).
+one is of later kernels (EEVDF).
+
+The weight decides how much a group gets, and not how long each of its turns is: until Linux 6.5 (CFS) a turn ends at
+another task's wake-up or at the next tick (1 to 10 ms), and it often begins when an online task wakes up, as kubepods
+has run since the last switch. A turn is a group's part of the latency: 0.3 ms with a tenth of a CPU. Half of the first
+two gains a fifth of p99 and doubles the switches (docs/performance.md).
+
+The wake-up granularity, divided by its weight, is the lag that a waiting group may have, such as bypassd's own (20 ms
+at 50 shares). Until that group runs the root's least virtual time does not advance: the lag is credit of every other
+group that wakes up.
 """
 
 
@@ -128,7 +109,11 @@ class WeightState(Struct, frozen=True, kw_only=True):
 
 
 def weight_for(milli: int, competing: int, cpus: int) -> int | None:
-    """The least weight that assures so much CPU while all CPUs are busy; None: no weight does."""
+    """The least weight that assures so much CPU while all CPUs are busy; None: no weight does.
+
+    The group's weight divides over the CPUs where its tasks run, the others' over all CPUs. So it is computed for tasks
+    that run on as few CPUs as can have them.
+    """
     milli = max(0, milli)
     spread = max(1, -(-milli // _MOST_MILLI))
     if spread > cpus:
@@ -147,9 +132,14 @@ def credit_us(weight: int | None, latency_ns: int | None, version: int) -> int |
 
 
 def step(state: WeightState | None, sample: WeightSample, now: float, rules: WeightRules) -> WeightState:
-    """The state after one more sample. ``now``: monotonic seconds."""
+    """The state after one more sample. ``now``: monotonic seconds.
+
+    Raised at once, lowered slowly: a group whose weight is too small cannot show what it needs. With twice its need a
+    group gets all of the CPU that it needs where every CPU is busy for ever, and runs half of the time.
+    """
     original = sample.original
     if sample.use_milli is None:
+        # The need may have grown since: the original weight, and a new window.
         weight = None if state is None or state.weight is None else original
         return WeightState(since=now, weight=weight)
     if state is None:
@@ -157,11 +147,14 @@ def step(state: WeightState | None, sample: WeightSample, now: float, rules: Wei
     parts = state.parts
     if parts or not sample.busy:
         waits = sample.waits is not None and sample.waits >= WAITS
+        # The need does not fall while the group waits: a daemon that sleeps for a time after its work uses less when it
+        # is slowed down, and would be slowed down further. The use while a pod is made does not count.
         least_use = state.need_milli if waits or sample.busy else 0
         parts = _with_use(parts, least_use if sample.busy else max(least_use, sample.use_milli), now, rules.window_s)
     least, least_until, least_s, weight = state.least, state.least_until, state.least_s, state.weight
     whole = now - state.since >= rules.window_s
     if weight is None and not (whole and parts):
+        # Nothing is lowered before a whole window is known.
         return WeightState(since=state.since, parts=parts)
     weight = min(original if weight is None else weight, original)
     lowered_at = state.lowered_at
@@ -172,6 +165,7 @@ def step(state: WeightState | None, sample: WeightSample, now: float, rules: Wei
         elif now >= least_until:
             # Without it the group waited again.
             least_s = min(_LONGEST_S, 2 * least_s)
+        # The use does not show what it needs: twice the weight is the least for a while.
         least, least_until = min(original, 2 * weight), now + least_s
     need = max((use for _, use in parts), default=0)
     needed = weight_for(need * rules.percent // 100, sample.competing, sample.cpus)
@@ -199,6 +193,7 @@ def step(state: WeightState | None, sample: WeightSample, now: float, rules: Wei
 
 def _with_use(parts: tuple[tuple[int, int], ...], use: int, now: float, window_s: float) -> tuple[tuple[int, int], ...]:
     number = int(now * _PARTS / window_s)
+    # With the present part they are one more than a window has: never less than a whole window is remembered.
     kept = [(at, most) for at, most in parts if number - _PARTS <= at < number]
     last = next((most for at, most in parts if at == number), 0)
     return (*kept, (number, max(last, use)))
@@ -228,6 +223,7 @@ class NodeDaemonsConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
         for name in self.groups:
             if not _NAME.fullmatch(name):
                 raise ValueError(f"groups: {name!r} is not the name of a group directly below the root")
+            # bypassd's own group has a weight of its own (`node.own_shares`).
             if "kubepods" in name or name == _OURS:
                 whose = "the pods'" if "kubepods" in name else "bypassd's own"
                 raise ValueError(f"groups: {name}: {whose} group has another weight; expected a daemons' group")
@@ -274,6 +270,7 @@ def _turns(view: NodeView, config: NodeDaemonsConfig) -> dict[str, FileTarget]:
     targets = {}
     for name, present in view.daemons.turns.items():
         value = next((ns for end, ns in TURNS_NS.items() if name.endswith(end)), 1)
+        # A lower value stays: somebody chose it. HRTICK, by which a timer ends a turn that is used up, is set to 1.
         if present >= value or name.endswith(HRTICK):
             reason = "short turns of daemons on a busy CPU"
             setting = Setting(path=MACHINE, knob=name, value=value, policy=NAME, reason=reason)

@@ -149,6 +149,12 @@ def test_without_sys_proc_stat_tells_the_cpus(tmp_path: Path) -> None:
     assert read_topology(root).online == CpuSet([0, 3])
 
 
+def test_proc_stat_of_a_thousand_cpus_is_read_whole(tmp_path: Path) -> None:
+    cpus = range(1024)
+    lines = [f"cpu{cpu} 10132153 290696 3084719 46828483 16683 0 25195 0 175628 0\n" for cpu in cpus]
+    assert read_topology(node(tmp_path, {"proc/stat": "".join(lines)})).online == CpuSet(cpus)
+
+
 def test_nonsense_in_sys_falls_back_file_by_file(tmp_path: Path) -> None:
     files = {
         f"{CPU}/online": "0-1",
