@@ -158,7 +158,7 @@ def _cache(request: CacheRequest | None, view: NodeView, root: str) -> CachePlan
         return CachePlan(problems=(str(exc),))
     level = begin(request.levels).level
     pods = view.pods.values()
-    return plan_cache(request, pods, capability, level=level, foreign=len(foreign), having=frozenset(ours))
+    return plan_cache(request, pods, capability, level=level, foreign=len(foreign), existing=frozenset(ours))
 
 
 def _count(pods: tuple[PodMeta, ...] | None) -> str:

@@ -128,7 +128,7 @@ class CacheLoop(PeriodicActuator):
             reading.capability,
             level=(self._level or begin(wish.levels)).level,
             foreign=len(reading.foreign),
-            having=frozenset(reading.ours),
+            existing=frozenset(reading.ours),
         )
         if self._level is None:
             return plan

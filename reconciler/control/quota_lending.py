@@ -21,7 +21,7 @@ from reconciler.signals.cpu import CpuReading, LoadMeter
 from reconciler.signals.groups import GroupSampler
 from state.model import Pod
 
-Customers = list[tuple[Pod, QuotaBorrower]]
+Borrowers = list[tuple[Pod, QuotaBorrower]]
 
 
 @final
@@ -47,7 +47,7 @@ class QuotaLender:
         return config.interval_s if config.enabled and not self._nobody else None
 
     @property
-    def has_customers(self) -> bool:
+    def has_borrowers(self) -> bool:
         """Whether quota burst found containers that may borrow, at its last step."""
         return bool(self.burst)
 
@@ -56,10 +56,10 @@ class QuotaLender:
         config = self._reconciler.policies.quota_burst
         pools, knowledge = self._reconciler.pools, self._reconciler.inventory
         turbo = self._reconciler.policies.quota_turbo.enabled
-        customers: Customers = []
+        borrowers: Borrowers = []
         if pools is not None and not turbo:
-            customers = quota_burst.customers(knowledge.table, pools, config)
-        if pools is None or not (config.enabled or customers):
+            borrowers = quota_burst.borrowers(knowledge.table, pools, config)
+        if pools is None or not (config.enabled or borrowers):
             self.burst, self._guard = {}, BurstGuard()
             if not turbo:
                 self._publish({}, [])
@@ -67,7 +67,7 @@ class QuotaLender:
         self._guard = quota_burst.guard(self._guard, knowledge.readings.cpu, pools, now, config.threshold_percent)
         cpus = len(pools.online_cpus)
         samples: dict[str, BurstSample] = {}
-        for pod, borrower in customers:
+        for pod, borrower in borrowers:
             use = knowledge.readings.uses.get(borrower.path)
             # One reading is one step: what was read a second ago has had its answer.
             known = use if use is not None and use.age_s < use.interval_s / 2 else None
@@ -80,7 +80,7 @@ class QuotaLender:
                 throttled=known.throttled if known is not None else None,
             )
         self.burst = quota_burst.step_all(self.burst, samples, self._guard, now, config)
-        self._publish({path: state.quota_us for path, state in self.burst.items()}, customers)
+        self._publish({path: state.quota_us for path, state in self.burst.items()}, borrowers)
 
     def evaluate(self, reading: CpuReading | None, now: float) -> None:
         """Quota turbo's step, when it is due. ``reading`` None: the node could not be read."""
@@ -95,9 +95,9 @@ class QuotaLender:
         if 0.0 <= now - self._looked_at < config.interval_s * EARLY:
             return
         self._looked_at = now
-        customers = self._turbo_customers()
-        self._nobody = not customers
-        self._groups.sample({borrower.path: borrower.inode for _, borrower in customers})
+        borrowers = self._turbo_borrowers()
+        self._nobody = not borrowers
+        self._groups.sample({borrower.path: borrower.inode for _, borrower in borrowers})
         load = swing = None
         if reading is None:
             self._load.forget()
@@ -105,17 +105,17 @@ class QuotaLender:
             load, swing = self._load.add(reading, config.swing_window_s)
         pools = self._reconciler.pools
         cpus = len(pools.online_cpus if pools is not None else self._reconciler.inventory.readings.topology.online)
-        samples = {borrower.path: self._turbo_sample(borrower, now, config.interval_s) for _, borrower in customers}
+        samples = {borrower.path: self._turbo_sample(borrower, now, config.interval_s) for _, borrower in borrowers}
         node = TurboNode(cpus=cpus, load_percent=load, swing=swing)
         self.turbo = quota_turbo.step(self.turbo, samples, node, config)
-        self._publish({path: state.quota_us for path, state in self.turbo.items()}, customers)
+        self._publish({path: state.quota_us for path, state in self.turbo.items()}, borrowers)
 
-    def _turbo_customers(self) -> Customers:
+    def _turbo_borrowers(self) -> Borrowers:
         reconciler = self._reconciler
         if reconciler.pools is None:
             return []
         pods = reconciler.inventory.pods.values()
-        return quota_turbo.customers(pods, reconciler.pools, reconciler.policies.quota_turbo)
+        return quota_turbo.borrowers(pods, reconciler.pools, reconciler.policies.quota_turbo)
 
     def _turbo_sample(self, borrower: QuotaBorrower, now: float, interval_s: float) -> TurboSample:
         use = self._groups.current_of(borrower.path, now)
@@ -129,12 +129,12 @@ class QuotaLender:
             throttled_ns=grown(moved.before.throttled_ns, moved.after.throttled_ns),
         )
 
-    def _publish(self, quotas: Mapping[str, int], customers: Customers) -> None:
+    def _publish(self, quotas: Mapping[str, int], borrowers: Borrowers) -> None:
         """Hand on what is lent, pods' directories included, and mark the pods for which that changed."""
         lent: dict[str, int] = {}
         owners: dict[str, str] = {}
         loans: dict[str, list[tuple[QuotaBorrower, int]]] = {}
-        for pod, borrower in customers:
+        for pod, borrower in borrowers:
             quota = quotas.get(borrower.path, borrower.limit_us)
             if quota > borrower.limit_us:
                 lent[borrower.path], owners[borrower.path] = quota, pod.uid

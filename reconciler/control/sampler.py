@@ -246,7 +246,7 @@ class Sampler:
             and plan is not None
             and self.problem is None
             and not (plan.starts.pods or plan.starts.created)
-            and not self.bursts.has_customers
+            and not self.bursts.has_borrowers
             and not policies.node_daemons.enabled
             and not (policies.be_memory.enabled and policies.be_memory.interval_s < calm * self._sample_s)
             and not (policies.shared.enabled and policies.shared.measured)

@@ -1,22 +1,12 @@
 """batch: a pod's requests under the colocation control planes' own names become its weight and its limits.
 
-The kubelet does not interpret ``batch-cpu``, ``batch-memory``, ``mid-cpu``, ``mid-memory`` or ``reclaimed_*``. The mid
-names count for online pods too, the others for BE pods only. The kubelet treats such a pod as BestEffort,
-with the minimum shares and no limit. Source: Koordinator's batchresource hook (shares from the request, quota and
-memory limit from the limit, both divided by the node's CPU normalisation ratio). Differences:
+The kubelet does not interpret ``batch-cpu``, ``batch-memory``, ``mid-cpu``, ``mid-memory`` or ``reclaimed_*``: it
+treats such a pod as BestEffort, with the minimum shares and no limit. The mid names count for online pods too, the
+others for BE pods only. Init containers count while they run (Koordinator: not yet), so that a BE pod is limited from
+its first instruction.
 
-- Init containers count while they run (Koordinator: not yet), so that a BE pod is limited from its first instruction.
-- A pod with one container without a limit keeps the limits of the others; its directory then has none, as in
-  Koordinator.
-- The pod's directory has a quota only inside besteffort: elsewhere the kubelet wrote its own.
-- The pod's weight follows its request only among pods that have one (`reconciler.policies.base.pod_shares`):
-  Koordinator writes 8192 shares for a request of 8 CPUs beside an online BestEffort pod's 2.
-- A request is bounded by what pods can have, and one that only the annotation has counts as a whole CPU at most
-  (`reconciler.policies.base.pod_asks`): Koordinator has no other source, and trusts its webhook. Limits in the
-  annotation apply.
-- The memory limit is written on containers only: lowered in step with every container that ends, the pod's own limit
-  would force reclaim, or on v2 an OOM kill. In gVisor and kata no container's group has a process: there it is the
-  pod's, the sum of all containers of its spec.
+Source: Koordinator's batchresource hook (shares from the request, quota and memory limit from the limit, both divided
+by the node's CPU normalisation ratio).
 """
 
 from typing import Annotated, Final, NamedTuple
@@ -91,6 +81,8 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> li
                 settings.append(setting_of(pod, container, "cpu.weight", shares, policy=NAME, reason=own.reason))
         if config.quota and limits.batch_cpu_milli is not None:
             settings.append(_quota(pod, container, limits.batch_cpu_milli, view, plan.pools))
+        # On containers only: lowered in step with every container that ends, the pod's own limit would force reclaim,
+        # or on v2 an OOM kill.
         if config.memory and limits.batch_memory_bytes is not None:
             value = limits.batch_memory_bytes
             settings += _memory(pod, container, value, view, plan, reason=f"batch memory limit of {size(value)}")
@@ -109,7 +101,10 @@ class _BatchRequest(NamedTuple):
 
 
 def _request(pod: Pod, container: Container, most: int) -> _BatchRequest | None:
-    """A container's request under the names for colocation, bounded by what pods can have; None: it has none."""
+    """A container's request under the names for colocation, bounded by what pods can have; None: it has none.
+
+    Koordinator has no other source than the annotation, and trusts its webhook.
+    """
     requests = container.requests
     if requests.batch_cpu_milli is not None and (requests.mid or pod.pod_class is PodClass.RECLAIMED):
         milli = requests.counted_cpu(most) or 0
@@ -121,7 +116,11 @@ def _request(pod: Pod, container: Container, most: int) -> _BatchRequest | None:
 
 
 def _pod_weight(pod: Pod, requested: int, view: NodeView, plan: NodePlan) -> list[Setting]:
-    """The weight of a pod's directory beside other pods, from the requests of its containers together."""
+    """The weight of a pod's directory beside other pods, from the requests of its containers together.
+
+    It follows them only among pods that have some (`reconciler.policies.base.pod_shares`): Koordinator writes 8192
+    shares for a request of 8 CPUs beside an online BestEffort pod's 2.
+    """
     if pod.uid in plan.starts.raised and weighs_by_request(pod, view):
         return []  # `reclaimed` has it
     if pod.pod_class.online and pod.qos is not QosClass.BESTEFFORT:
@@ -188,7 +187,7 @@ def _pod_quota(pod: Pod, view: NodeView, pools: Pools) -> list[Setting]:
     Rounded up for each of them: on v1 no child may be above its parent, and a newcomer is let in before it is bounded.
     """
     if pod.qos is not QosClass.BESTEFFORT:
-        return []
+        return []  # the kubelet has written one
     period, value, total = period_us(view, pod.group.path), 0, 0
     if pod.sandbox is not None:
         total = pod_total(pod, lambda item: item.limits.batch_cpu_milli) or 0

@@ -5,17 +5,8 @@ reaches the planner as ``NodeView.reclaimed_memory_bytes`` and becomes the beste
 (cgroup v2) or soft limit (v1), both of which slow BE work down and reclaim from it, and kill no process. A hard limit,
 which does kill inside of the directory, is a second step that has to be enabled separately. Off by default.
 
-Source: rubik's fssr (a reserve; a step down at once, small steps up after good rounds). Differences:
-
-- The measure is the memory *available*, which counts page cache that can be dropped; free memory is used up on every
-  machine that has run for a day.
-- A limit that the kubelet has set on kubepods ends before the machine's memory does, and its OOM killer considers pods
-  only: whichever of the two has less left counts.
-- One bound for all BE work together instead of the same absolute one for each pod.
-- The law takes from what BE work *uses*, and at least what is missing: lowering an unused allowance frees nothing.
-- The law starts at all memory but the reserve, so that BE work never gets into the reserve by itself, and its bound is
-  kept over a restart of the agent.
-- A hard limit is never lowered below what is in use (see ``memory.lower``).
+Source: rubik's fssr (a reserve; a step down at once, small steps up after good rounds), which has the same absolute
+bound for each pod.
 """
 
 from typing import Annotated, ClassVar, Final
@@ -32,7 +23,7 @@ from state.pod_index import index_of
 
 NAME: Final = "be_memory"
 _STEP: Final = 1 << 20
-"""Bounds are whole MiB: a change of a page is nothing new."""
+"""Bounds are whole MiB: a change of a page is not worth a write."""
 _LEAST: Final = 64 << 20
 
 
@@ -74,6 +65,10 @@ class BeMemoryConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
 class MemorySample(Struct, frozen=True, kw_only=True):
     """One sample: bytes that the node has for pods; ``used``: below besteffort.
 
+    *Available* memory counts page cache that can be dropped; free memory is used up on every machine that has run for a
+    day. A limit that the kubelet has set on kubepods ends before the machine's memory does, and its OOM killer
+    considers pods only: whichever of the two has less left counts.
+
     None is "unknown", and raises nothing.
     """
 
@@ -95,7 +90,10 @@ def reserve_bytes(total: int, config: BeMemoryConfig) -> int:
 
 
 def start(previous: int | None, total: int, config: BeMemoryConfig) -> MemoryState:
-    """The state before the first sample: the bound in force remains, else all but the reserve."""
+    """The state before the first sample: the bound in force remains, else all but the reserve.
+
+    So BE work never gets into the reserve by itself, also over a restart of the agent.
+    """
     top = total - reserve_bytes(total, config)
     return MemoryState(high_bytes=top if previous is None else min(previous, top))
 
@@ -109,6 +107,7 @@ def step(state: MemoryState, sample: MemorySample, now: float, config: BeMemoryC
     if available is None:
         return MemoryState(high_bytes=high)
     if available < reserve:
+        # From what is used: lowering an unused allowance frees nothing.
         base = high if sample.used_bytes is None else min(high, sample.used_bytes)
         cut = max(reserve - available, total * config.shrink_percent // 100)
         floor = min(max(total * config.floor_percent // 100, _LEAST), top)
@@ -139,7 +138,10 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
 
 
 def parents(view: NodeView, plan: NodePlan, config: BeMemoryConfig) -> list[Setting]:
-    """The bounds on the besteffort directory, where this kernel has them."""
+    """The bounds on the besteffort directory, where this kernel has them.
+
+    The actuator never lowers a hard limit below what is in use (setting ``memory.lower``).
+    """
     bounds = plan.memory
     if bounds.reclaimed_high_bytes is None:
         return []

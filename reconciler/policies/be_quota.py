@@ -29,7 +29,7 @@ _STALE_S: Final = 3.0
 _SPARE: Final = 1.5
 """A taker that is not throttled keeps its use times this."""
 _RESERVE: Final = 8
-"""In steps of this part of its fair part, and at least one of them: with it the taker shows that it needs more."""
+"""A need is rounded up to steps of this part of the fair part, at least one: the room shows whether it needs more."""
 _WORTH: Final = 8
 """Quotas are divided anew when a throttled taker would gain at least this part of its quota."""
 
@@ -72,7 +72,7 @@ def split(budget: int, view: NodeView, before: Mapping[str, int] | None = None) 
     if not any(taker.weight for taker in takers.values()):
         return ({} if online or floor is not None else {view.besteffort: budget}), reason
     parts = _divide(budget, takers)
-    return (dict(before) if before is not None and _good(before, parts, takers, budget) else parts), reason
+    return (dict(before) if before is not None and _still_serves(before, parts, takers, budget) else parts), reason
 
 
 def floor_above(budget: int, view: NodeView) -> QuotaFloor | None:
@@ -105,8 +105,8 @@ def _divide(budget: int, takers: Mapping[str, _Taker]) -> dict[str, int]:
     weight = sum(takers[key].weight for key in rest)
     for key in rest:
         parts[key] = parts.get(key, 0) + left * takers[key].weight // weight
-    given = {key: max(MILLI_MIN, parts.get(key, 0)) for key in sorted(takers)}
-    return given | _within(budget, {key: part for key, part in given.items() if takers[key].weight})
+    quotas = {key: max(MILLI_MIN, parts.get(key, 0)) for key in sorted(takers)}
+    return quotas | _within(budget, {key: part for key, part in quotas.items() if takers[key].weight})
 
 
 def _within(budget: int, parts: dict[str, int]) -> dict[str, int]:
@@ -122,10 +122,13 @@ def _in_steps(most: int, step: int) -> int:
     return max(step, -(-most // step) * step)
 
 
-def _good(before: Mapping[str, int], parts: Mapping[str, int], takers: Mapping[str, _Taker], budget: int) -> bool:
+def _still_serves(
+    before: Mapping[str, int], parts: Mapping[str, int], takers: Mapping[str, _Taker], budget: int
+) -> bool:
     """Whether the last division still serves: of the same budget, and no throttled taker would gain much."""
-    given = sum(before.values())
-    if before.keys() != parts.keys() or not budget - len(parts) <= given <= max(budget, sum(parts.values())):
+    total = sum(before.values())
+    # Rounding down loses less than one of each; above the budget is only what the kernel's least quotas need.
+    if before.keys() != parts.keys() or not budget - len(parts) <= total <= max(budget, sum(parts.values())):
         return False
     return not any(taker.held and parts[key] - before[key] >= before[key] / _WORTH for key, taker in takers.items())
 
@@ -206,7 +209,7 @@ def parts_of(pod: Pod, view: NodeView, pools: Pools) -> dict[str, int]:
 
 
 def own_quota(part: int, container: Container, view: NodeView) -> int:
-    """The part as a quota, and never more than the kubelet gave: on v1 that would be above the pod's."""
+    """The part as a quota, and never more than the kubelet has set: on v1 that would be above the pod's."""
     value = quota_us(part, period_us(view, container.group.path, container))
-    given = container.spec.quota_us if container.spec is not None else None
-    return min(value, given) if given is not None and given > 0 else value
+    limit = container.spec.quota_us if container.spec is not None else None
+    return min(value, limit) if limit is not None and limit > 0 else value

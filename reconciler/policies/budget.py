@@ -1,19 +1,7 @@
 """How much CPU BE work may use: the budget law, the steps towards it, and which law is in force. Arithmetic only.
 
 Units: thousandths of a CPU throughout; times are seconds on the view's clock. Source: Koordinator's cpusuppress and
-Volcano's CPU throttle (capacity x limit - online use - system use, growth by at most a tenth). Differences, and why:
-
-- Only CPUs that BE work may run on count as capacity, and use on the others is not subtracted. A pinned pod's idle CPU
-  does not count as capacity for BE work, its busy CPU no reason to throttle it.
-- A missing or old signal has an end: peers keep the last budget for ever.
-- Growth is a rate (a step per interval), not a step per call: a burst of pod events does not speed it up.
-- A container's request is kept free while it starts: its use is measured a second later, and its start (JIT, caches) is
-  what BE work disturbs most. The runtime makes its directory some 20 ms before its first instruction.
-- Whole grains, and two of them before it grows: noise of one grain causes no write.
-
-The harm law is in force while it is configured, every BE pod runs in an effective idle class, and the waiting of online
-pods is measured. As soon as one of the three ends, the quota law decides, in the same
-plan. The sampler begins to measure when the first two hold (`Pools.harm`).
+Volcano's CPU throttle (capacity x limit - online use - system use, growth by at most a tenth).
 """
 
 from collections.abc import Callable
@@ -88,6 +76,9 @@ class Budget(Struct, frozen=True, kw_only=True):
 def budget_control(counted: CpuSet, cpu: NodeCpu, outside: CpuSet, config: BudgetConfig) -> int:
     """What BE work could use on ``counted`` without filling them beyond the limit; may be negative.
 
+    Only CPUs that BE work may run on count: a pinned pod's idle CPU adds nothing to BE work's capacity, and its busy
+    CPU does not throttle BE work.
+
     ``outside``: CPUs where BE work does not run; what is busy there is others' use that does not touch ``counted``.
     It is only credited where each one's idle time is known.
     """
@@ -101,6 +92,9 @@ def idle_milli(counted: CpuSet, cpu: NodeCpu, outside: CpuSet) -> int:
 
 def arriving_milli(view: NodeView, owns: Callable[[Pod, Container], bool], config: BudgetConfig) -> int:
     """The CPU requests of online containers that the runtime began to make within ``arrival_s``.
+
+    They are kept free: a container's use is measured a second later, and its start (JIT, caches) is what BE work
+    disturbs most. The runtime makes its directory some 20 ms before its first instruction.
 
     ``owns``: whether a container has CPUs of its own, where it meets no BE work.
     """
@@ -166,6 +160,7 @@ def next_budget(
     target = max(low, target - target % grain)
 
     if since is not None:
+        # A missing signal has an end: peers keep the last budget for ever.
         lost = before is None or view.now - since > config.unknown_hold_s
         milli = low if lost or before is None else min(before, target)
         text = "CPU use unknown" + ("" if lost else ": no increase")
@@ -208,6 +203,10 @@ def _grain(online: CpuSet, config: BudgetConfig) -> int:
 
 
 def _grown(before: int, target: int, age: float, online: CpuSet, config: BudgetConfig) -> int:
+    """A step per interval, not per call: a burst of pod events does not speed it up.
+
+    Whole grains, and two of them before it grows: noise of one grain causes no write.
+    """
     grain = _grain(online, config)
     elapsed = age if age >= 0 else config.grow_interval_s  # the clock restarted: a reboot
     if elapsed < config.grow_interval_s or target < before + 2 * grain:
@@ -247,6 +246,10 @@ def choose_law(
     view: NodeView, pools: Pools, counted: CpuSet, squeezed: str | None, config: BudgetConfig, *, least_milli: int = 0
 ) -> LawChoice:
     """Which law. ``counted``: the CPUs that BE work may use; ``squeezed``: why they are others' own, if they are.
+
+    The harm law is in force while it is configured, every BE pod runs in an effective idle class, and the waiting of
+    online pods is measured. As soon as one of the three ends, the quota law decides, in the same plan. The sampler
+    begins to measure when the first two hold (`Pools.harm`).
 
     ``least_milli``: what no cut takes, as a cut takes whole CPUs and writes no quota; 0: it is a quota.
     """
@@ -299,6 +302,7 @@ def harm_budget(
             room, text = left - arriving, f"{fmt.cpus(arriving)} kept for starting online containers"
     milli, least = min(max(room, terms.floor_milli), terms.top_milli), terms.floor_milli
     if milli > ceiling:
+        # A quota enforces this ceiling, and no CPU set: the minimum is the quota's, not of whole CPUs.
         least = min(milli, floor(view.cpus, terms.cpus, config))
         milli, text = max(ceiling, least), f"limited to {fmt.cpu(max(0, ceiling))} by a response to interference"
     if milli == least < terms.top_milli:

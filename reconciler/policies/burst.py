@@ -6,13 +6,7 @@ average: only saved quota is spent. Off by default, as with the peers. Per pod: 
 that requests bursts gets them also where the node's policy is off.
 
 Source: Katalyst (quota x percent / 100, closed for reclaimed pods), Koordinator's cpuBurstOnly and auto, rubik's
-quotaBurst; kernel documentation sched-bwc. Differences:
-
-- Never above the quota, whatever the percentage: the kernel returns EINVAL. Koordinator's default of 1000 percent is
-  refused on every container (2326, 2778).
-- The quota is the one in force: normalised on a node where quotas are.
-- The pod's directory gets the sum of its containers' bursts where it has a quota: it throttles first otherwise.
-- Containers on CPUs of their own get none: they have no CPU beyond those to burst into.
+quotaBurst; kernel documentation sched-bwc.
 """
 
 from typing import Annotated, Final
@@ -30,6 +24,8 @@ from state.plan import NodePlan
 NAME: Final = "burst"
 KNOB: Final = "cpu.burst"
 _FULL: Final = 100
+"""The kernel returns EINVAL for a burst above the quota. Koordinator's default of 1000 percent is refused on every
+container (2326, 2778)."""
 _REQUESTS: Final = frozenset({BurstLimit.STATIC, BurstLimit.AUTO})
 
 
@@ -85,7 +81,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BurstConfig) -> li
     total = 0
     for container in pod.workload:
         if is_pinned(pod, container, plan.pools):
-            continue
+            continue  # it has no CPU beyond its own to burst into
         quota = quota_of(pod, container, plan.pools)
         if not pod.pod_class.online:
             settings.append(setting_of(pod, container, KNOB, 0, policy=NAME, reason="no bursts for BE work"))
@@ -98,6 +94,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BurstConfig) -> li
             total += value
             settings.append(setting_of(pod, container, KNOB, value, policy=NAME, reason=reason))
     own = view.actual.get((pod.group.path, "cpu.quota"))
+    # A pod's directory with a quota throttles first, without a burst of its own.
     if settings and isinstance(own, int) and not lifts_pod(pod, plan.pools):
         reason = "sum of its containers' bursts"
         settings.append(setting_of(pod, None, KNOB, min(total, own), policy=NAME, reason=reason))
@@ -106,8 +103,8 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BurstConfig) -> li
 
 def _requested(pod: Pod, config: BurstConfig) -> bool:
     wish = pod.wish
-    asked = wish.burst_policy in _REQUESTS or (wish.burst_policy is None and bool(wish.burst_us))
-    return config.pods and pod.pod_class.online and asked
+    by_annotation = wish.burst_policy in _REQUESTS or (wish.burst_policy is None and bool(wish.burst_us))
+    return config.pods and pod.pod_class.online and by_annotation
 
 
 POLICY = Policy(

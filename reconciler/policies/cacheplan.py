@@ -1,35 +1,11 @@
 """The resctrl groups of one machine: which groups exist, what each is allowed, and which pod is in which. Pure.
 
-Control groups are few, so they are assigned in this order: one per class that has pods and differs from the default
-group, one per level that some BE pod requests, and then one per *request* of single pods; pods with the same request
-share a group and lose nothing. When no group is left, pods share by class, and the plan names them.
+`plan_cache` has the groups, `pod_share` what a pod's annotations request, and `step` the control law of BE's share in
+mode dynamic.
 
-A BE pod's own share, range or level, is cut to what BE as a whole has: Koordinator lets a BE pod take any range by
-annotation, rubik any level, and with it the cache of the pods that the policy is to protect. An online pod's range is
-not cut.
-
-Source: Koordinator's resctrl-qos, rubik's dynCache, goresctrl's partitions; `resctrl.schemata` lists the differences.
-
-A pod's annotations may request a share; a broken value is one message, never an exception:
-
-- Koordinator's ``node.koordinator.sh/resctrl``: ``llc.schemata.range``, ``llc.schemataPerCache``,
-  ``mb.schemata.percent`` and ``mb.schemataPerCache``, ranges as percents.
-- rubik's ``volcano.sh/cache-limit``: one of its levels, for BE pods.
-
-Source: Koordinator's API (apis/extension/resctrl.go), rubik's dynCache. If both are given, the first counts.
-
-In mode dynamic BE's share is small at once and grows slowly. The law is AIMD with a dead band. Misses of any single
-online pod above the mark shrink BE's ways and bandwidth; a memory bus above its mark shrinks the bandwidth only (fewer
-ways would make more traffic), and only while BE is part of the traffic: BE is not responsible for what online work
-needs itself. All readings must be calm for a while before each step up, and an unknown reading is not calm.
-
-Bandwidth is new at each step; misses are not, as they are counted for some seconds of each minute. A count from before
-the ways last changed does not show the effect of that change: it moves them neither down nor up again, but while it is
-high it still keeps BE from growing.
-
-Source: rubik's dynCache (+5, -50, a band between its two marks in which nothing moves); Heracles (bandwidth first).
-rubik treats a missing miss count as calm, and takes misses in percent of references, which is unreliable with few
-references.
+Source: Koordinator's resctrl-qos and its API (apis/extension/resctrl.go), rubik's dynCache, goresctrl's partitions;
+`resctrl.schemata` lists the differences. The law: rubik's dynCache (+5, -50, a band between its two marks in which
+nothing moves); Heracles (bandwidth first).
 """
 
 import hashlib
@@ -94,22 +70,31 @@ def begin(levels: ShareLevels) -> LevelState:
     return LevelState(level=levels.low, reason="start at level low")
 
 
-def step(state: LevelState, strain: Contention, now: float, law: LevelControl, levels: ShareLevels) -> LevelState:
-    """The next state. The answer remains within the levels low and high, also when these have changed."""
+def step(state: LevelState, contention: Contention, now: float, law: LevelControl, levels: ShareLevels) -> LevelState:
+    """The next state: small at once, and slowly larger. AIMD with a dead band.
+
+    The answer remains within the levels low and high, also when these have changed. Misses count per 1000 instructions:
+    rubik's, in percent of references, are unreliable with few references.
+    """
     cache, memory = state.level.cache_percent, state.level.mba_percent
-    bandwidth = strain.bandwidth if strain.age_s <= law.stale_s else None
-    misses = {uid: sample for uid, sample in strain.misses.items() if sample.age_s <= law.miss_stale_s}
+    bandwidth = contention.bandwidth if contention.age_s <= law.stale_s else None
+    misses = {uid: sample for uid, sample in contention.misses.items() if sample.age_s <= law.miss_stale_s}
+    # Bandwidth is new at each step; misses are counted for some seconds of each minute. A count from before the ways
+    # last changed does not show the effect of that change: it neither lowers nor raises them again, but while it is
+    # high it keeps BE from growing.
     fresh = {uid for uid, sample in misses.items() if state.moved_at is None or now - sample.age_s > state.moved_at}
     missing = {
         uid: sample.value for uid, sample in misses.items() if uid in fresh and sample.value > law.miss_high_per_1000
     }
+    # Only where BE is part of the traffic: it is not responsible for what online work needs itself.
     full = {
         domain: used
         for domain, used in (bandwidth or {}).items()
-        if used > law.bandwidth_high_percent and strain.reclaimed.get(domain, 100.0) >= law.suspect_percent
+        if used > law.bandwidth_high_percent and contention.reclaimed.get(domain, 100.0) >= law.suspect_percent
     }
-    if strain.online and (missing or full):
+    if contention.online and (missing or full):
         memory -= law.step_down_percent
+        # A full bus takes no ways: fewer would make more traffic.
         if missing:
             cache -= law.step_down_percent
             worst = max(sorted(missing), key=lambda uid: missing[uid])
@@ -121,9 +106,9 @@ def step(state: LevelState, strain: Contention, now: float, law: LevelControl, l
             level=_within(cache, memory, levels), moved_at=now if missing else state.moved_at, reason=reason
         )
     level = _within(cache, memory, levels)
-    worry = _worry(strain, bandwidth, misses, law)
-    if worry:
-        return LevelState(level=level, moved_at=state.moved_at, reason=worry)
+    obstacle = _obstacle(contention, bandwidth, misses, law)
+    if obstacle:
+        return LevelState(level=level, moved_at=state.moved_at, reason=obstacle)
     since = now if state.calm_since is None else state.calm_since
     waiting = LevelState(level=level, calm_since=since, moved_at=state.moved_at, reason="below the thresholds, waiting")
     if now - since < law.calm_s:
@@ -132,7 +117,7 @@ def step(state: LevelState, strain: Contention, now: float, law: LevelControl, l
     grown = _within(cache + up, memory + up, levels)
     if grown == level:
         return waiting
-    if strain.online and len(fresh) < len(misses):
+    if contention.online and len(fresh) < len(misses):
         return LevelState(
             level=level,
             calm_since=since,
@@ -142,14 +127,17 @@ def step(state: LevelState, strain: Contention, now: float, law: LevelControl, l
     return LevelState(level=grown, calm_since=now, moved_at=now, reason="calm")
 
 
-def _worry(
-    strain: Contention, bandwidth: Mapping[int, float] | None, misses: Mapping[str, Sample], law: LevelControl
+def _obstacle(
+    contention: Contention, bandwidth: Mapping[int, float] | None, misses: Mapping[str, Sample], law: LevelControl
 ) -> str:
-    """Why it is not calm; empty: it is. Either all bandwidths must be known, or the misses of all online pods."""
-    if strain.online == 0:
+    """Why it is not calm; empty: it is. Either all bandwidths must be known, or the misses of all online pods.
+
+    rubik treats a missing miss count as calm.
+    """
+    if contention.online == 0:
         return ""
-    every_domain = bool(bandwidth) and not strain.blind
-    if not every_domain and len(misses) < strain.online:
+    every_domain = bool(bandwidth) and not contention.blind
+    if not every_domain and len(misses) < contention.online:
         return "bandwidth or cache misses not fully known: no increase"
     calm = all(sample.value < law.miss_low_per_1000 for sample in misses.values()) and all(
         used < law.bandwidth_low_percent for used in (bandwidth or {}).values()
@@ -197,7 +185,12 @@ class PodCacheShare(Struct, frozen=True, kw_only=True):
 
 
 def pod_share(pod: Pod) -> tuple[PodCacheShare, tuple[str, ...]]:
-    """A pod's requests, and the problems of those that could not be used."""
+    """A pod's requests, and the problems of those that could not be used: one message each, never an exception.
+
+    Of Koordinator's ``node.koordinator.sh/resctrl``: ``llc.schemata.range``, ``llc.schemataPerCache``,
+    ``mb.schemata.percent`` and ``mb.schemataPerCache``, ranges as percents. Of rubik's ``volcano.sh/cache-limit``: one
+    of its levels, for BE pods. If both are given, the first counts.
+    """
     # A plan is made at each pass: the texts are parsed only when they have changed.
     return _pod_share(pod.annotations.get(RESCTRL), pod.annotations.get(CACHE_LIMIT), pod.pod_class)
 
@@ -295,12 +288,16 @@ def plan_cache(
     *,
     level: ShareLevel,
     foreign: int = 0,
-    having: frozenset[str] = frozenset(),
+    existing: frozenset[str] = frozenset(),
 ) -> CachePlan:
     """The groups and their members.
 
+    Control groups are few, so they are assigned in this order: one per class that has pods and differs from the default
+    group, one per level that some BE pod requests, and then one per *request* of single pods; pods with the same
+    request share a group and lose nothing. When no group is left, pods share by class, and the plan names them.
+
     ``level``: BE's size in mode dynamic and for pods that request it. ``foreign``: control groups of others.
-    ``having``: bypassd's groups that exist: their members keep them.
+    ``existing``: bypassd's groups that exist: their members keep them.
     """
     if capability.status is not ResctrlStatus.READY or not capability.divisible:
         message = (
@@ -310,7 +307,7 @@ def plan_cache(
     plan = _CachePlanner(wish, capability, level)
     ordered = sorted(pods, key=lambda pod: (_RANK.get(pod.pod_class, 3), pod.uid))
     classes = {pod.pod_class for pod in ordered}
-    budget = capability.control_groups - 1 - foreign
+    budget = capability.control_groups - 1 - foreign  # one is the default group
     whole = plan.schemata(plan.shares(wish.system)) if wish.system is not None else plan.whole()
     groups: dict[str, CacheGroup] = {}
     homes: dict[PodClass, str] = {}
@@ -321,7 +318,7 @@ def plan_cache(
         if values == whole:
             continue
         if pod_class not in classes:
-            spare += [_of_class(name, values, pod_class)] if name in having else []
+            spare += [_of_class(name, values, pod_class)] if name in existing else []
             continue
         if len(groups) >= budget:
             plan.problems.append(f"no free control group for class {pod_class}: its pods stay in the default group")
@@ -329,7 +326,7 @@ def plan_cache(
         groups[name] = _of_class(name, values, pod_class)
         homes[pod_class] = name
     members: dict[str, str] = {}
-    wanting: dict[str, tuple[CacheGroup, list[Pod]]] = {}
+    requested: dict[str, tuple[CacheGroup, list[Pod]]] = {}
     for pod in ordered:
         members[pod.uid] = homes.get(pod.pod_class, DEFAULT)
         if not wish.pods or pod.pod_class is PodClass.SYSTEM:
@@ -339,14 +336,14 @@ def plan_cache(
         own = plan.own(pod, share) if share else None
         home = groups.get(members[pod.uid])
         if own is not None and own.schemata != (whole if home is None else home.schemata):
-            wanting.setdefault(own.name, (own, []))[1].append(pod)
+            requested.setdefault(own.name, (own, []))[1].append(pod)
     crowded: dict[str, str] = {}
-    for name, (own, askers) in sorted(wanting.items(), key=lambda pair: _order(pair[0], pair[1][1], having)):
+    for name, (own, requesters) in sorted(requested.items(), key=lambda pair: _order(pair[0], pair[1][1], existing)):
         if len(groups) < budget:
             groups[name] = own
-            members |= {pod.uid: name for pod in askers}
+            members |= {pod.uid: name for pod in requesters}
             continue
-        for pod in askers:
+        for pod in requesters:
             message = f"no free control group ({budget} available): uses {members[pod.uid] or 'the default group'}"
             crowded[pod.uid] = message
             plan.problems.append(f"{pod.title}: {message}")
@@ -372,9 +369,9 @@ def _of_class(name: str, values: Values, pod_class: PodClass) -> CacheGroup:
     )
 
 
-def _order(name: str, askers: list[Pod], having: frozenset[str]) -> tuple[bool, bool, int, str]:
+def _order(name: str, pods: list[Pod], existing: frozenset[str]) -> tuple[bool, bool, int, str]:
     """Levels first, as many pods share them; then pods that have a group already, then by class."""
-    return not name.startswith(_LEVEL), name not in having, min(_RANK[pod.pod_class] for pod in askers), name
+    return not name.startswith(_LEVEL), name not in existing, min(_RANK[pod.pod_class] for pod in pods), name
 
 
 class _CachePlanner:
@@ -405,7 +402,11 @@ class _CachePlanner:
         return self._values(*self._class(pod_class))
 
     def own(self, pod: Pod, share: PodCacheShare) -> CacheGroup | None:
-        """The group that a pod requests; None for its class' group."""
+        """The group that a pod requests; None for its class' group.
+
+        A BE pod's share is cut to what BE as a whole has: Koordinator lets a BE pod take any range by annotation, rubik
+        any level, and with it the cache of the pods that the policy is to protect. An online pod's range is not cut.
+        """
         if share.level is CacheLevelName.MAX:
             return None
         if share.level is not None:
@@ -416,11 +417,11 @@ class _CachePlanner:
             for domain in cache.domains:
                 pair = share.ranges.get(domain, share.range)
                 if pair is not None:
-                    values[cache.name][domain] = self._asked(cache, pair, masks[cache.name], pod.pod_class)
+                    values[cache.name][domain] = self._requested_mask(cache, pair, masks[cache.name], pod.pod_class)
         for part in self._bandwidths:
-            for domain, asked_percent in share.percents.items():
+            for domain, own_percent in share.percents.items():
                 if domain in part.domains:
-                    values[part.name][domain] = bandwidth(part, asked_percent, self._full(part))
+                    values[part.name][domain] = bandwidth(part, own_percent, self._full(part))
         if pod.pod_class is PodClass.RECLAIMED:
             top = self._values(masks, percent)
             for part in self._bandwidths:
@@ -431,8 +432,9 @@ class _CachePlanner:
         known = {domain for some in domains for domain in some}
         for domain in sorted({*share.ranges, *share.percents} - known):
             self.problems.append(f"{pod.title}: cache {domain} of its annotation does not exist on this machine")
-        asking = (pod.pod_class.value, share.range, sorted(share.ranges.items()))
-        text = f"{asking} {share.percent} {sorted(share.percents.items())}"
+        # The name is of the request: pods with the same one share a group, and find it again after a restart.
+        cache_request = (pod.pod_class.value, share.range, sorted(share.ranges.items()))
+        text = f"{cache_request} {share.percent} {sorted(share.percents.items())}"
         name = f"{_OWN}{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         return CacheGroup(name=name, schemata=values, reason=f"requested by annotation, class {pod.pod_class}")
 
@@ -444,7 +446,7 @@ class _CachePlanner:
         values = self._values(inside, min(percent, most))
         return CacheGroup(name=f"{_LEVEL}{level}", schemata=values, reason=f"level {level}", reclaimed=True)
 
-    def _asked(self, cache: CacheCapability, pair: tuple[int, int], of_class: int, pod_class: PodClass) -> int:
+    def _requested_mask(self, cache: CacheCapability, pair: tuple[int, int], of_class: int, pod_class: PodClass) -> int:
         mask = range_mask(cache, *pair)
         if pod_class is not PodClass.RECLAIMED:
             return without_shared(cache, mask) if self._wish.avoid_shared else mask
@@ -500,6 +502,7 @@ class _CachePlanner:
     def _values(self, masks: Mapping[str, int], percent: int) -> Values:
         values: Values = {cache.name: dict.fromkeys(cache.domains, masks[cache.name]) for cache in self._caches}
         for part in self._bandwidths:
+            # 100 % means unlimited: all of the configured maximum would be a limit.
             number = largest(part) if percent == 100 else bandwidth(part, percent, self._full(part))
             values[part.name] = dict.fromkeys(part.domains, number)
         return values

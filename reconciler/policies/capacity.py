@@ -4,14 +4,7 @@ BE work that can plan (a Spark executor, a build farm) reads it to size its next
 pod requests the file with the annotation ``bypassd/capacity: volume:NAME``; NAME is an emptyDir volume of it. Off by
 default. The actuator of this name (`reconciler.actuators.files.capacity`) writes the files and removes them.
 
-What BE pods have together is the BE budget. The harm law's budget is a ceiling, up to all CPUs: of that they have what
-online pods and the system do not use now.
-
-The likely minimum of the next minute is what the pod has now times the least of that in the last ``window_s`` divided
-by that now: what has happened lately is likely to happen again, and the division between the pods remains. A
-squeeze or freeze that is announced counts as begun. It is not a promise.
-
-The file names no other pod: its reader is a tenant.
+The file names no other pod: its reader is a tenant. Its numbers are no promise.
 """
 
 from collections.abc import Mapping
@@ -95,6 +88,8 @@ def _volumes(pods: Mapping[str, Pod]) -> list[tuple[Pod, str]]:
 def given_milli(view: NodeView, pools: Pools, before: CapacityPlan | None) -> int:
     """What all BE pods have together now: the budget, of the harm law's ceiling what online work leaves.
 
+    That ceiling is up to all CPUs, also while online pods and the system use some of them.
+
     While CPU use is unknown it is not more than before, and without a former value the law's minimum.
     """
     budget, terms, cpu = pools.budget_milli, pools.harm, view.cpu
@@ -122,7 +117,10 @@ def add_low(
 
 
 def likely(amount: int, budget: int, low: int) -> int:
-    """The likely minimum of an amount that follows ``budget``, of which ``low`` was the least in the window."""
+    """The likely minimum of an amount that follows ``budget``, of which ``low`` was the least in the window.
+
+    What has happened lately is likely to happen again, and the division between the pods remains.
+    """
     return amount * min(low, budget) // budget if budget > 0 else 0
 
 
@@ -157,6 +155,7 @@ def capacity_of(pod: Pod, volume: str, view: NodeView, plan: NodePlan, common: _
         state, reason = CapacityState.FROZEN, f"frozen for a short time, because {_SUFFERS}"
         cpu = least = 0
     announced = measures.announced.get(pod.uid)
+    # Counts as begun for the likely minimum.
     if announced is not None:
         least = 0 if announced.response is Response.FREEZE else _at_most(least, announced.squeeze)
         reason = f"will be {_STATES[announced.response]}, because {_SUFFERS}"

@@ -2,18 +2,10 @@
 
 Two threads of a core share its caches and execution units, and a CPU set cannot separate two pods of one pool there.
 The kernel can: tasks with different cookies never run on one core at the same time; the kernel leaves a thread of the
-core idle instead. Opt-in, because of that cost. It needs hyper-threads and a kernel with CONFIG_SCHED_CORE.
+core idle instead. Opt-in, because of that cost. It needs hyper-threads and a kernel with CONFIG_SCHED_CORE. It has no
+control file: `reconciler.actuators.core_sched.actuator` gives the cookies to the threads.
 
-The default groups tag BE pods only. Tasks without a cookie are a group as well, which includes the kernel's own threads
-and the kubelet: with a cookie of their own online pods are also kept from those, and leave half of a core idle whenever
-one of them runs beside. That is for pods that do not trust each other (``groups: class`` or ``pod``), not for latency.
-Sandboxes and system pods never get a cookie.
-
-It has no control file: `reconciler.actuators.core_sched.actuator` gives the cookies to the threads.
-
-Source: kernel documentation, admin-guide/hw-vuln/core-scheduling; Koordinator's coresched and its labels. Differences:
-in Koordinator every class is its own group by default; here a BE pod cannot opt out, as it would run beside online
-work.
+Source: kernel documentation, admin-guide/hw-vuln/core-scheduling; Koordinator's coresched and its labels.
 """
 
 from collections.abc import Mapping
@@ -33,8 +25,8 @@ POLICY_LABEL: Final = "koordinator.sh/core-sched-policy"
 GROUP_LABEL: Final = "koordinator.sh/core-sched-group-id"
 RECLAIMED: Final = "reclaimed"
 ONLINE: Final = "online"
-_ASKS: Final = ("", "none", "exclusive")
-_WORDS: Final[Mapping[CookieGroups, str]] = {
+_POLICIES: Final = ("", "none", "exclusive")
+_REASONS: Final[Mapping[CookieGroups, str]] = {
     CookieGroups.RECLAIMED: "BE pods share cores only with BE pods",
     CookieGroups.CLASS: "BE pods share cores only with BE pods, online pods only with online pods",
     CookieGroups.POD: "BE pods share cores only with BE pods, online pods with no other pod",
@@ -48,6 +40,9 @@ class CoreSchedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         bool,
         Meta(description="BE work never runs on the sibling thread of online work; needs SMT and core scheduling"),
     ] = False
+    # Tasks without a cookie are a group as well, which includes the kernel's own threads and the kubelet: with a cookie
+    # of their own online pods are also kept from those, and leave half of a core idle whenever one of them runs beside.
+    # That is for pods that do not trust each other, not for latency. In Koordinator every class is its own group.
     groups: Annotated[
         CookieGroups,
         Meta(description="who forms a group: BE pods (reclaimed), online pods, too (class), each online pod (pod)"),
@@ -77,11 +72,11 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
             setting = setting_of(pod, container, CORE_COOKIE, None, policy=NAME, reason=group.reason)
             members[container.group.path] = CookieMember(setting=setting, group=group.name)
     cookies = CookiePlan(members=members, sweep_s=config.sweep_s, dry_run=config.dry_run)
-    return replace(plan, cookies=cookies, reasons={**plan.reasons, NAME: _WORDS[config.groups]})
+    return replace(plan, cookies=cookies, reasons={**plan.reasons, NAME: _REASONS[config.groups]})
 
 
 def core_group(pod: Pod, groups: CookieGroups) -> CoreGroup | None:
-    """The group of a pod; None: its threads have no cookie.
+    """The group of a pod; None: its threads have no cookie. System pods, like the pause containers, never have one.
 
     Groups of online and of BE pods are never the same. A label with an unknown value is named in the reason, and counts
     as absent.
@@ -89,21 +84,22 @@ def core_group(pod: Pod, groups: CookieGroups) -> CoreGroup | None:
     if pod.pod_class is PodClass.SYSTEM:
         return None
     text = pod.labels.get(POLICY_LABEL, "")
-    odd = "" if text in _ASKS else f"; {POLICY_LABEL}: {text!r} is none of {', '.join(map(repr, _ASKS))}"
-    together = pod.labels.get(GROUP_LABEL, "")
+    unknown = "" if text in _POLICIES else f"; {POLICY_LABEL}: {text!r} is none of {', '.join(map(repr, _POLICIES))}"
+    group = pod.labels.get(GROUP_LABEL, "")
     side = ONLINE if pod.pod_class.online else RECLAIMED
+    # A BE pod cannot opt out: it would run beside online work.
     if text == "none" and pod.pod_class.online:
         return None
     if text == "exclusive":
         return CoreGroup(f"pod/{pod.uid}", f"{POLICY_LABEL}: exclusive")
-    if together:
-        return CoreGroup(f"{side}/{together}", f"{GROUP_LABEL}: {together}; the pod is {pod.pod_class}{odd}")
+    if group:
+        return CoreGroup(f"{side}/{group}", f"{GROUP_LABEL}: {group}; the pod is {pod.pod_class}{unknown}")
     if side == RECLAIMED:
-        return CoreGroup(RECLAIMED, f"the pod is BE{odd}")
+        return CoreGroup(RECLAIMED, f"the pod is BE{unknown}")
     if groups is CookieGroups.CLASS:
-        return CoreGroup(ONLINE, f"the pod is {pod.pod_class}{odd}")
+        return CoreGroup(ONLINE, f"the pod is {pod.pod_class}{unknown}")
     if groups is CookieGroups.POD:
-        return CoreGroup(f"pod/{pod.uid}", f"one group per online pod{odd}")
+        return CoreGroup(f"pod/{pod.uid}", f"one group per online pod{unknown}")
     return None
 
 

@@ -221,6 +221,7 @@ def _limits(pod: Pod, view: NodeView, plan: DiskPlan, config: DiskPolicyConfig) 
     be, alone = pod.pod_class is PodClass.RECLAIMED, config.share is DiskShare.POD
     if view.versions.get("io") == 2:
         part, message = None, "limits of this pod"
+        # Those in besteffort have their part there, together.
         if be and not (plan.in_directory and pod.qos is QosClass.BESTEFFORT):
             part = _part(view, config, 1, 1 if alone else plan.takers)
             message = message if alone else f"1/{plan.takers} of the BE limits"
@@ -352,8 +353,8 @@ def _reason(view: NodeView, config: DiskPolicyConfig, plan: DiskPlan) -> str:
 
 
 def _weights_work(view: NodeView, version: int) -> str:
-    there = [knob for knob in _WEIGHTS[version] if unsupported_reason(view, knob) is None]
-    if not there:
+    supported = [knob for knob in _WEIGHTS[version] if unsupported_reason(view, knob) is None]
+    if not supported:
         return f"no weights: {unsupported_reason(view, _WEIGHTS[version][1])}"
     idle = sorted(disk.kernel for disk in view.disks.values() if disk.scheduler not in {"", "bfq", "cfq"})
     if idle and version == 1:

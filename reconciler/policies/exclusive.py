@@ -1,20 +1,11 @@
 """exclusive: under the kubelet's policy none, bypassd gives dedicated pods CPUs of their own, and they keep them.
 
 The policy does what the kubelet's static CPU manager does, where that is switched off, and for pods that it would not
-serve: by label, of any QoS class. Under the static policy the kubelet decides, and its result is adopted (`dedicated`).
+serve: by label, of any QoS class, with or without NUMA binding. Under the static policy the kubelet decides, and its
+result is adopted (`dedicated`).
 
-Rules, with the faults of others that they avoid:
-
-- CPUs belong to existing containers. Assignments are read off the containers that exist now, so that an init
-  container's end frees nothing that its pod's app containers run on (kubernetes 105114), and nothing leaks.
-- Sticky: over a container's restart (its pod still exists), the agent's (the pools are in the store) and the node's
-  (CPUs of removed pods are remembered and assigned again if they are free).
-- A request of less than a whole CPU gets no CPUs of its own: that container follows its pod's largest one (Katalyst's
-  side-cars).
-- Without NUMA binding it works as well (Katalyst: an error).
-- Some CPUs are always kept back for all other work, whatever the requests.
-
-Source: kubelet CPU manager, static policy and its options; Katalyst, dedicated_cores.
+Source: kubelet CPU manager, static policy and its options; Katalyst, dedicated_cores (where a pod without NUMA binding
+is an error).
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -40,7 +31,7 @@ NAME: Final = OWN_CPUS
 INIT_KEY: Final = "(init)"
 """The key of a pod's init containers: no container can be called so."""
 _CPU: Final = 1000
-_WHY: Final = "dedicated/"
+_REASON_OF: Final = "dedicated/"
 """Before a demand's key: its part of the pools' reasons, by the pool's name."""
 _FRESH_S: Final = 60.0
 """Older figures of the nodes' memory say nothing about a container that starts now."""
@@ -130,9 +121,11 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
     for key, cpus in allocation.cpus.items():
         # The reason of the choice is given once; later passes report the CPUs as kept.
         kept = previous is not None and previous.dedicated.get(key) == cpus
-        why = (previous.reasons.get(f"{_WHY}{key}") if kept and previous is not None else None) or choice.reasons[key]
-        reasons[f"{_WHY}{key}"] = why or "exclusive CPUs"
-    reasons |= {f"{_WHY}{key}": f"{REFUSED}{why}" for key, why in allocation.refused.items()}
+        why = (previous.reasons.get(f"{_REASON_OF}{key}") if kept and previous is not None else None) or choice.reasons[
+            key
+        ]
+        reasons[f"{_REASON_OF}{key}"] = why or "exclusive CPUs"
+    reasons |= {f"{_REASON_OF}{key}": f"{REFUSED}{why}" for key, why in allocation.refused.items()}
     return replace(
         pools,
         dedicated=dict(sorted({**pools.dedicated, **allocation.cpus}.items())),
@@ -145,7 +138,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
 
 
 def _ours_to_give(view: NodeView, previous: Pools | None) -> bool:
-    """Under policy none; and while the kubelet's word cannot be read, for as long as there is something given."""
+    """Under policy none; and while the kubelet's policy cannot be read, for as long as bypassd's CPUs are assigned."""
     kubelet = view.kubelet
     if kubelet.policy is CpuPolicy.UNKNOWN or kubelet.held:
         return previous is not None and bool(previous.placed)
@@ -163,19 +156,26 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ExclusiveConfig) -
         cpus = placed_cpus(pod, container, plan.pools)
         if cpus:
             own = f"{pod.uid}/{container.name or container.id}"
-            reason = plan.pools.reasons.get(f"{_WHY}{own}", "runs on its pod's exclusive CPUs")
+            reason = plan.pools.reasons.get(f"{_REASON_OF}{own}", "runs on its pod's exclusive CPUs")
             settings.append(setting_of(pod, container, "cpu.set", cpus, policy=NAME, reason=reason))
     return settings
 
 
 def whole_cpus(container: Container) -> int:
-    """How many CPUs a container is to own: its request, rounded up; 0 for less than one CPU, or an unknown one."""
+    """How many CPUs a container is to own: its request, rounded up; 0 for less than one CPU, or an unknown one.
+
+    A container with 0 follows its pod's largest one (`reconciler.policies.base.placed_cpus`).
+    """
     milli = container.request_milli
     return -(-milli // _CPU) if milli is not None and milli >= _CPU else 0
 
 
 def _held(previous: Pools | None) -> dict[str, CpuSet]:
-    """Previous assignments: first of removed containers, then of those that existed in the last pass."""
+    """Previous assignments: first of removed containers, then of those that existed in the last pass.
+
+    They are kept over a container's restart (its pod still exists), the agent's (the pools are in the store) and the
+    node's (CPUs of removed pods are assigned again if they are free).
+    """
     if previous is None:
         return {}
     return {**previous.remembered, **{key: previous.dedicated[key] for key in previous.placed}}
@@ -185,6 +185,9 @@ def _of_pod(
     pod: Pod, held: Mapping[str, CpuSet], placed: tuple[str, ...], config: ExclusiveConfig
 ) -> Iterator[CpuDemand]:
     """The demands of one pod; a container between two runs, and a pod without metadata, keeps what it had.
+
+    Read off the containers that exist now, so that an init container's end frees nothing that its pod's app containers
+    run on (kubernetes 105114), and nothing leaks.
 
     A new container takes over from a container of its pod that does not exist now: without the kubelet's list (the
     runtime does not report it) an init container is indistinguishable from any other, and would keep its CPUs for as

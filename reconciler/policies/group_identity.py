@@ -6,8 +6,7 @@ sysctl ``kernel.sched_group_identity_enabled``, which ``bypassctl doctor`` check
 machine-wide.
 
 Source: Koordinator's groupidentity (online 2, BE -1, system 0; QoS directories burstable 2, besteffort -1, and 0 for
-kubepods, which contains the other two). Differences: the besteffort directory is unchanged while an online pod is in
-it, and containers are written too, as a group that was made below another identity keeps it.
+kubepods, which contains the other two).
 """
 
 from typing import Annotated, ClassVar, Final
@@ -48,6 +47,7 @@ def parents(view: NodeView, plan: NodePlan, config: GroupIdentityConfig) -> list
     if unsupported_reason(view, KNOB) is not None:
         return []
     wanted = [_setting(view.burstable, config.online, "it contains online pods")]
+    # Not while an online pod is in it (Koordinator: always).
     if not index_of(view.pods).beside:
         wanted.append(_setting(view.besteffort, config.reclaimed, "it contains only BE pods"))
     return wanted
@@ -58,6 +58,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: GroupIdentityConfi
         return []
     level = config.online if pod.pod_class.online else config.reclaimed
     reason = f"the pod is {pod.pod_class}"
+    # The containers, too: a group that was made below another identity keeps it.
     return [setting_of(pod, item, KNOB, level, policy=NAME, reason=reason) for item in (None, *pod.workload)]
 
 

@@ -3,17 +3,7 @@
 It is in force while BE pods run in an effective idle class (`reconciler.policies.yielding`): then a limit on how full
 the CPUs are costs BE work and protects nothing. `step` is the control law; the sampler keeps its state and runs it ten
 times a second. Its ceiling reaches the planner as ``NodeView.harm``. At its top no quota is written, so no cost of
-bandwidth control.
-
-- Down: a share of what BE work *uses*, at once at one sample of clear harm; small harm needs two of the last three
-  or three of the last nine samples of one pod, or three in a row of any. Then a pause, as a sample may still be of the
-  time before the cut.
-- Up: a step after a calm while. Close to the use at which harm began last, the steps are smaller; where harm follows a
-  step, the step is taken back and the next attempt follows after twice the time.
-- Unknown: never up. A missing sample between others is left out: its time is neither calm nor harm.
-- Where cuts repeat for a minute: compare. BE work is at its minimum for some seconds, in which what each pod waits
-  without it is learned (`reconciler.policies.waiting`). The next one follows after twice the time if this one has
-  changed nothing. So waiting that BE work does not cause never holds it down for ever.
+bandwidth control. Harm takes a share of what BE work *uses*; a calm while adds a step; an unknown sample adds nothing.
 
 Source: additive increase and multiplicative decrease (Chiu, Jain: Analysis of the increase and decrease algorithms for
 congestion avoidance, 1989), with TCP CUBIC's memory of the level of the last loss (RFC 9438) and exponential back-off
@@ -31,7 +21,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 _SHORT: Final = 3
-"""Samples in which small harm must appear twice."""
+"""Samples in which small harm must appear twice: once may be noise."""
 _LONG: Final = 9
 """Samples in which three times are enough: a load that rises and falls faster than samples are taken."""
 _GAP_S: Final = 3.0
@@ -126,7 +116,9 @@ class HarmSample(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """When BE work is next at its minimum to learn what online pods wait without it.
+    """When BE work is next at its minimum to learn what online pods wait without it (`reconciler.policies.waiting`).
+
+    So waiting that BE work does not cause never holds it down for ever.
 
     ``until``: it is now; ``before``: the ceiling to which it returns. ``cuts``: since ``since``, the first one's time.
     ``pause``: the multiple of ``compare_after_s``; ``ended_at``: of the last one.
@@ -214,6 +206,7 @@ def step(state: HarmState, sample: HarmSample, now: float, config: HarmConfig) -
     last = state.at
     state = replace(_resumed(state, now), ceiling_milli=ceiling)
     if state.comparison.until is not None:
+        # An end further away than any comparison lasts is of another clock, or configuration.
         if now < state.comparison.until <= now + _MOST_LONGER * config.compare_s:
             state = replace(state, ceiling_milli=low)
         elif sample.levels is not None:
@@ -221,6 +214,7 @@ def step(state: HarmState, sample: HarmSample, now: float, config: HarmConfig) -
     if sample.levels is None:
         return _missed(state, now if last is None else last, now)
     if state.comparison.until is not None:
+        # BE work is at its minimum: the waiting is learned, and not its doing.
         return replace(state, hurt=(), calm_since=None, unknown_since=None)
     if sample.excused:
         return replace(state, hurt=(), calm_since=None, unknown_since=None)
@@ -293,8 +287,10 @@ def _cut(state: HarmState, sample: HarmSample, worst: str, now: float, config: H
         ceiling_milli=ceiling if comparison.until is None else low,
         comparison=comparison,
         wall_milli=base,
+        # After a failed step the next attempt follows after twice the time.
         pause_s=max(config.calm_s, min(config.backoff_s, 2 * pause)) if probed else pause,
         hurt=(),
+        # The step is taken back: the next harm is not this step's, too.
         raised_at=_LONG_AGO,
         cut_at=now,
         cuts=state.cuts + 1,
@@ -305,6 +301,7 @@ def _cut(state: HarmState, sample: HarmSample, worst: str, now: float, config: H
 def _repeated(comparison: Comparison, now: float, ceiling: int, config: HarmConfig) -> Comparison:
     """Count a cut. Repeated ones over a long time may be for waiting that BE work does not cause: then compare."""
     after = config.compare_after_s * comparison.pause
+    # Failed attempts are up to ``backoff_s`` apart: as many as are needed may take this long.
     if now - comparison.since > 2 * after + _REPEATED * config.backoff_s:
         comparison = replace(comparison, cuts=0, since=now)
     comparison = replace(comparison, cuts=comparison.cuts + 1)

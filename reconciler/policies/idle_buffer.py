@@ -4,9 +4,8 @@
 as ``NodeView.reclaimed_ceiling_milli`` and lowers the budget before the reclaimed policy spends it.
 
 Source: PerfIso's blind isolation (fewer than B idle cores: take cores from the secondary at once; more: give one back).
-Differences: it counts in thousandths of a CPU, so that it works on small machines and with a quota; it takes from what
-BE work *uses*, not from what it may use (taking an unused allowance frees nothing, and costs a round); growing waits
-for a calm while.
+Differences: it counts in thousandths of a CPU, so that it works on small machines and with a quota; growing waits for a
+calm while.
 """
 
 from typing import Annotated, ClassVar
@@ -83,6 +82,7 @@ def step(state: IdleState, sample: IdleSample, now: float, config: IdleBufferCon
     rise = max(MILLI_MIN, min(config.grow_milli, top // 10))
     if idle < buffer:
         used = sample.reclaimed_milli
+        # From what BE work uses: taking an unused allowance frees nothing, and costs a round.
         base = ceiling if used is None else min(ceiling, max(0, used))
         return IdleState(ceiling_milli=max(0, base - (buffer - idle)))
     # Room for one step more, or the next sample would take the step back.

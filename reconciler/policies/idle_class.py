@@ -86,6 +86,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
 
 
 def _thread_settings(pod: Pod) -> Mapping[str, Setting]:
+    """Of all containers but the pause container, which sleeps."""
     return {
         container.group.path: setting_of(pod, container, THREAD_POLICY, IDLE, policy=NAME, reason=_REASON)
         for container in pod.workload
@@ -103,6 +104,7 @@ def _threads(view: NodeView, config: IdleClassConfig) -> bool:
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: IdleClassConfig) -> list[Setting]:
+    """The group side. The kernel drops the pod's weight meanwhile; a setting of it is written at the end of that."""
     if not config.group or unsupported_reason(view, KNOB) is not None or not _is_idle(pod, plan.pools):
         return []
     if weight_suffices(pod, view, plan.pools):

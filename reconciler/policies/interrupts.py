@@ -1,9 +1,7 @@
 """interrupts: CPUs that pods own serve no interrupts of devices that may be served elsewhere.
 
 An interrupt takes 1 to 10 us of its CPU, and the soft interrupt behind it up to milliseconds, above any priority of a
-thread. Each interrupt that may be delivered on an owned CPU is confined to its other CPUs; one that may be delivered on
-owned CPUs only, to the CPUs of the same NUMA nodes that no pod owns, else to any of them. When a CPU is free again the
-interrupt has its original back. Off by default.
+thread. When a CPU is free again the interrupt has its original back. Off by default.
 
 The kernel places interrupts of a queue for each CPU (NVMe, many network cards) itself and refuses every other place;
 each serves the requests of its own CPU. irqbalance places all others again every ten seconds: ban the owned CPUs there,
@@ -35,16 +33,20 @@ class InterruptsConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: InterruptsConfig) -> NodePlan:
-    """Which CPUs to keep interrupts off, and where they may go instead."""
+    """Which CPUs to keep interrupts off, and where they may go instead.
+
+    The actuator confines each interrupt that may be delivered on an owned CPU to its other CPUs; one that may be
+    delivered on owned CPUs only, to the CPUs of the same NUMA nodes that no pod owns, else to any of them.
+    """
     owned = CpuSet.union(plan.pools.dedicated.values())
     free = view.topology.online - owned
     if not owned or not free:
-        said = "no pod owns CPUs" if not owned else "pods own all CPUs: interrupts stay"
+        text = "no pod owns CPUs" if not owned else "pods own all CPUs: interrupts stay"
         part = InterruptPlan(dry_run=config.dry_run)
     else:
-        said = f"off {plural(len(owned), 'owned CPU')}: {owned}"
+        text = f"off {plural(len(owned), 'owned CPU')}: {owned}"
         part = InterruptPlan(avoid=owned, free=free, dry_run=config.dry_run)
-    return replace(plan, interrupts=part, reasons={**plan.reasons, NAME: said})
+    return replace(plan, interrupts=part, reasons={**plan.reasons, NAME: text})
 
 
 POLICY = Policy(

@@ -3,23 +3,12 @@
 Per class, in percent: ``memory.min`` and ``memory.low`` of the request, and ``memory.high`` between request and limit.
 On cgroup v1, which has none of the three, the soft limit replaces ``memory.high``: it acts only where the whole node is
 short of memory. Off by default. Per pod: Koordinator's ``memoryQOS`` annotation; its policy ``auto`` applies also where
-the node's policy is off, as with koordlet.
+the node's policy is off, as with koordlet. Swap, too, is bounded by class (`swap_of`).
 
 Source: Koordinator's cgreconcile (minLimitPercent, lowLimitPercent, throttlingPercent), which follows the kubelet's
-MemoryQoS (KEP-2570): ``high = floor((request + (limit - request) x percent / 100) / page) x page``, the node's memory
-if unlimited, never below ``min``; ``low`` is raised to ``min``. BE pods' requests are their batch memory. Differences:
-
-- A ``memory.high`` that is not tighter than the container's limit is not written.
-- Protections count only as far as every directory above has them too (cgroup-v2, "effective"), so the pod's, the QoS
-  level's and kubepods' own are the sums of those below; Koordinator's pods outside its sums have theirs cut silently.
-- The defaults protect the requests of online pods softly (``low``) and throttle BE pods near their limits, so that
-  switching the policy on has an effect; Koordinator's are all 0.
-- An init container has its share while it runs: it is the pod, then.
-
-Swap, too, is bounded by class: besides its memory limit a container may have a share of that limit in swap (v2
-``memory.swap.max``; v1 memory and swap together, which needs a limit). A runtime gives a container with a limit none.
-On v1 the sum bounds what a container can have, but under a shortage of the node its pages may go to swap all the same.
-Source: KEP-2400 (a share of the node's swap by request, and none for Guaranteed pods), Katalyst's swap control.
+MemoryQoS (KEP-2570); swap: KEP-2400 (a share of the node's swap by request, and none for Guaranteed pods), Katalyst's
+swap control. The defaults protect the requests of online pods softly (``low``) and throttle BE pods near their limits,
+so that switching the policy on has an effect; Koordinator's are all 0.
 """
 
 from collections.abc import Iterator
@@ -136,14 +125,18 @@ def percents(pod: Pod, config: MemoryQosConfig) -> ClassMemory:
 
 
 def amounts(request: int, limit: int | None, total: int | None, of: ClassMemory) -> MemoryAmounts:
-    """The formula. ``total``: the node's memory, which replaces a missing limit; None: unknown."""
+    """The formula: ``high = floor((request + (limit - request) x percent / 100) / page) x page``.
+
+    ``high`` is never below ``min``, and ``low`` is raised to ``min``. ``total``: the node's memory, which replaces a
+    missing limit; None: unknown.
+    """
     lowest = _pages(request * of.min_percent // 100)
     low = _pages(request * of.low_percent // 100)
     top = limit if limit is not None else total
     high = None
     if of.throttling_percent and top is not None and top > request:
         bound = max(_pages(request + (top - request) * of.throttling_percent // 100), lowest)
-        high = bound if PAGE <= bound < top else None
+        high = bound if PAGE <= bound < top else None  # at the limit it would change nothing
     return MemoryAmounts(min_bytes=lowest, low_bytes=max(low, lowest) if low else 0, high_bytes=high)
 
 
@@ -175,7 +168,12 @@ def _limits_of(pod: Pod, container: Container) -> _Limits:
 
 
 def swap_of(limit: int | None, percent: int, view: NodeView) -> int | None:
-    """The ``memory.swap`` value of this kernel in bytes; None: it cannot be said (v1 without a limit, node unknown)."""
+    """The ``memory.swap`` value of this kernel in bytes; None: not known (v1 without a limit, node unknown).
+
+    Besides its memory limit a container may have a share of that limit in swap; a runtime gives a container with a
+    limit none. On v2 that is ``memory.swap.max``, on v1 memory and swap together: the sum bounds what a container can
+    have, but under a shortage of the node its pages may go to swap all the same.
+    """
     total = view.node_memory.total_bytes if view.node_memory is not None else None
     # A pod may name any limit; above the node's memory it is none, and its swap would have no bound either.
     base = total if limit is None else limit if total is None else min(limit, total)
@@ -193,8 +191,8 @@ def _swap_percents(view: NodeView, config: MemoryQosConfig) -> dict[str, int]:
     if view.node_memory is not None and not view.node_memory.swap_bytes:
         return {}
     classes = (PodClass.DEDICATED, PodClass.SHARED, PodClass.RECLAIMED)
-    found = {item.value: getattr(config, item.value).swap_percent for item in classes}
-    return {name: percent for name, percent in found.items() if percent is not None}
+    percents_of = {item.value: getattr(config, item.value).swap_percent for item in classes}
+    return {name: percent for name, percent in percents_of.items() if percent is not None}
 
 
 def _swap(pod: Pod, view: NodeView, plan: NodePlan, config: MemoryQosConfig) -> list[Setting]:
@@ -236,21 +234,25 @@ def _without_limit(view: NodeView, plan: NodePlan, percents_of: dict[str, int]) 
 
 
 def of_pod(pod: Pod, view: NodeView, config: MemoryQosConfig) -> list[tuple[Container, MemoryAmounts]]:
-    """Every container's amounts, the pause container's excepted."""
+    """The amounts of every container but the pause container, a running init container included: it is the pod then."""
     of = percents(pod, config)
     return [(container, of_container(pod, container, view, of)) for container in pod.members]
 
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: MemoryQosConfig) -> NodePlan:
-    """The sums that the directories above the pods must hold, and why there are none."""
+    """The sums that the directories above the pods must hold, and why there are none.
+
+    Protections count only as far as every directory above has them too (cgroup-v2, "effective"); those of Koordinator's
+    pods outside its sums are cut silently.
+    """
     swap = _swap_percents(view, config)
     if not config.dry_run:  # else `batch` has the bound that is in force
         plan = replace(plan, memory=replace(plan.memory, swap_percent=swap))
     unbounded = _without_limit(view, plan, swap)
     missing = unsupported_reason(view, "memory.low")
     if missing is not None or not config.directories:
-        said = f"soft limits only: {missing}" if missing is not None else "no protection on the QoS directories"
-        return replace(plan, reasons={**plan.reasons, NAME: said + unbounded})
+        text = f"soft limits only: {missing}" if missing is not None else "no protection on the QoS directories"
+        return replace(plan, reasons={**plan.reasons, NAME: text + unbounded})
     sums: dict[str, MemoryProtection] = {}
     for pod in view.pods.values():
         protection = _sum(amount for _, amount in of_pod(pod, view, config))
@@ -260,9 +262,9 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
         for path in (view.kubepods, level) if level is not None else (view.kubepods,):
             sums[path] = _plus(sums.get(path, MemoryProtection()), protection)
     whole = sums.get(view.kubepods, MemoryProtection())
-    said = f"pod memory never reclaimed: {size(whole.min_bytes)}, reclaimed last: {size(whole.low_bytes)}"
+    text = f"pod memory never reclaimed: {size(whole.min_bytes)}, reclaimed last: {size(whole.low_bytes)}"
     memory = replace(plan.memory, protected=dict(sorted(sums.items())))
-    return replace(plan, memory=memory, reasons={**plan.reasons, NAME: said + unbounded})
+    return replace(plan, memory=memory, reasons={**plan.reasons, NAME: text + unbounded})
 
 
 def parents(view: NodeView, plan: NodePlan, config: MemoryQosConfig) -> list[Setting]:

@@ -1,25 +1,11 @@
 """memory reclaim: takes unneeded memory from BE containers, and their page cache when the node is short.
 
 Nothing permanent is written into control files: `reconciler.actuators.memory_reclaim.actuator` makes the kernel reclaim
-a bounded amount at a time, by the two laws here. Off by default: the pages that are needed again are read again, and on
-cgroup v1 all page cache of a container is dropped at once.
+a bounded amount at a time, by the two laws here, `probe` and `relieve`. Off by default: the pages that are needed again
+are read again, and on cgroup v1 all page cache of a container is dropped at once.
 
-`probe` takes a little from every BE container while their pressure remains low (senpai): memory that a
-container does not fault back in was not needed. `relieve` drops page cache of BE work when a NUMA node is nearly out of
-free memory, before the kernel makes online work do its own reclaiming, and before a process is killed. Units: bytes,
-percent of wall time.
-
-Source: senpai (senpai.py, and the plug-in of oomd): probe at most 1 % a round, less by the square of how near the
-pressure is to its target, none above it, and then a pause; Meta's TMO paper (ASPLOS 2022). Katalyst's cache reaper:
-largest cache first. Differences:
-
-- Swap is used while it is *less* full than its threshold. The oomd plug-in has the test inverted.
-- Without room in swap no more is reclaimed than page cache that no process has mapped: reclaiming more makes the kernel
-  scan for nothing and throw out program text.
-- A node is short when its free memory is near the kernel's own marks, not below a fixed number of GiB; missing data
-  does not count as a shortage. Memory *available* is not a measure here: page cache that could be dropped counts into
-  it.
-- Only cache on the short node counts: dropping another node's does not help.
+Units: bytes, percent of wall time. Source: senpai (senpai.py, and the plug-in of oomd); Meta's TMO paper (ASPLOS 2022);
+Katalyst's cache reaper (largest cache first).
 """
 
 from collections.abc import Iterable, Mapping
@@ -63,7 +49,10 @@ def pressure_percent(before: ReclaimHistory | None, now: GroupMemory) -> float |
 
 
 def has_swap(node: NodeMemoryReading, wish: ReclaimRequest) -> bool:
-    """Whether pages may go to swap: there is some, and less of it is in use than the threshold."""
+    """Whether pages may go to swap: there is some, and less of it is in use than the threshold.
+
+    The plug-in of oomd has this test inverted.
+    """
     used = node.swap_bytes - node.swap_free_bytes
     return node.swap_bytes > 0 and used * 100 < node.swap_bytes * wish.swap_percent
 
@@ -71,7 +60,11 @@ def has_swap(node: NodeMemoryReading, wish: ReclaimRequest) -> bool:
 def probe(
     before: ReclaimHistory | None, now: GroupMemory, node: NodeMemoryReading, wish: ReclaimRequest
 ) -> tuple[ReclaimAction | None, ReclaimHistory]:
-    """What one container gives up now, and what to remember of it."""
+    """What one container gives up now, and what to remember of it.
+
+    A little while its pressure remains low: memory that it does not fault back in was not needed. Senpai's: at most 1 %
+    a round, less by the square of how near the pressure is to its target, none above it, and then a pause.
+    """
     base = before if before is not None else ReclaimHistory(at_s=now.at_s)
     kept = replace(base, at_s=now.at_s, stalled_us=now.stalled_us)
     pressure = pressure_percent(before, now)
@@ -79,9 +72,12 @@ def probe(
         return None, kept
     if pressure >= wish.pressure_percent:
         return None, replace(kept, rest_until=now.at_s + wish.rest_s)
+    # From a tenth of the target on less is taken, and a hundredth at the target: senpai.py's coeff_probe.
     near = min(1.0, (wish.pressure_percent / (10 * pressure)) ** 2) if pressure > 0 else 1.0
     want = min(int(now.used_bytes * wish.probe_percent / 100 * near), wish.most_bytes)
     swaps = has_swap(node, wish)
+    # Without room in swap only page cache that no process has mapped: for more the kernel would scan for nothing, and
+    # throw out program text.
     if not swaps:
         want = min(want, now.droppable_bytes)
     if want < _LEAST or now.used_bytes - want < wish.leave_bytes:
@@ -94,7 +90,11 @@ def probe(
 
 
 def missing_bytes(nodes: Mapping[int, ZoneNode], short: Mapping[int, MemoryShortage]) -> dict[int, int]:
-    """By NUMA node that is hard pressed: what it lacks to be at rest."""
+    """By NUMA node that is hard pressed: what it lacks to be at rest. Missing data does not count as one.
+
+    A node is short when its *free* memory is near the kernel's own marks: available memory would count the page cache
+    that is to be dropped.
+    """
     numbers: dict[int, int] = {}
     for number in sorted(nodes):
         if short.get(number) is MemoryShortage.HARD:
@@ -112,6 +112,9 @@ def relieve(
     version: int,
 ) -> ReclaimAction | None:
     """The container whose page cache is dropped when a node is short: the largest cache there; one per round.
+
+    That is before the kernel makes online work do its own reclaiming, and before a process is killed. Cache on other
+    nodes does not count: to drop it does not help.
 
     No container is left with less than ``leave_bytes``. On v1 all of its cache is dropped (``force_empty``), its
     program text with it: only that of containers that use more than their request.

@@ -4,18 +4,12 @@ BE has a guaranteed floor and a ceiling that follows the use of online work (`re
 Opt-in; traffic that leaves the node is bounded, and with ``receive`` what reaches BE pods with a network namespace of
 their own. BE's packets are limited at a point where they can be classified:
 
-- Packets of BE pods in the host's network by the class id of their sockets (``net_cls.classid``, cgroup v1), at the
-  named interface: bypassd adds an HTB tree with two classes, online, which has all traffic without a class, and BE. The
-  kernel's ``cls_cgroup`` is not used: a two-instruction BPF classifier reads the same number, and is available on more
-  kernels.
-- Packets of BE pods with a network namespace of their own have lost their class when the node forwards them. They are
+- Of pods in the host's network by the class id of their sockets (``net_cls.classid``, cgroup v1), at the named
+  interface: an HTB tree with two classes, online, which has all traffic without a class, and BE.
+- Packets of pods with a network namespace of their own have lost their class when the node forwards them. They are
   taken at the host's end of the pod's veth pair, and redirected through one device of bypassd's (an IFB), on which all
-  of them share one HTB class. This needs neither net_cls nor BPF, and is the same on both versions of cgroups. A queue
-  in the pod's own device was the alternative: a share for each pod instead of one for all, set from inside a namespace
-  in which others may undo it. Koordinator matches addresses (ipset) at the interface, which source NAT and overlays
-  hide again.
-- Packets to those pods in the same way at the same place, through a second device. They have used the link already:
-  their senders reduce their rate because packets wait and are dropped, which UDP senders may not do.
+  of them share one HTB class. This needs neither net_cls nor BPF, and is the same on both versions of cgroups.
+- Packets to those pods in the same way at the same place, through a second device.
 
 `reconciler.control.network_loop` runs it; restore removes all of it, and the kernel puts its default back.
 """
@@ -75,6 +69,9 @@ class NetworkConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         tuple[InterfaceRule, ...],
         Meta(description="the managed interfaces; elsewhere only BE pods' devices are changed"),
     ] = ()
+    # At the host's end: a queue in the pod's own device would be a share for each pod instead of one for all, set from
+    # inside a namespace in which others may undo it. Koordinator matches addresses (ipset) at the interface, which
+    # source NAT and overlays hide again.
     pods: Annotated[
         bool, Meta(description="also limit BE pods with their own network namespace, at the host's veth end")
     ] = True
@@ -82,6 +79,8 @@ class NetworkConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         str | None,
         Meta(description="the interface through which those pods leave; null: the first"),
     ] = None
+    # Off by default: those packets have used the link already. Their senders reduce their rate because packets wait and
+    # are dropped, which UDP senders may not do.
     receive: Annotated[
         bool, Meta(description="limit what those pods receive, by the same percentages, as well as what they send")
     ] = False

@@ -270,7 +270,7 @@ def _turns(view: NodeView, config: NodeDaemonsConfig) -> dict[str, FileTarget]:
     targets = {}
     for name, present in view.daemons.turns.items():
         value = next((ns for end, ns in TURNS_NS.items() if name.endswith(end)), 1)
-        # A lower value stays: somebody chose it. HRTICK, by which a timer ends a turn that is used up, is set to 1.
+        # A lower value stays, as an administrator chose it. HRTICK, by which a timer ends a turn that is used up: 1.
         if present >= value or name.endswith(HRTICK):
             reason = "short turns of daemons on a busy CPU"
             setting = Setting(path=MACHINE, knob=name, value=value, policy=NAME, reason=reason)

@@ -4,13 +4,7 @@ The ratio (1.0: unchanged) is the node's speed over the reference's: quota = cei
 limits of BE pods in `batch`. It is a value of this node's configuration; where a control plane computes it, it is in an
 annotation of the Node object (``apiserver.node_settings: koordinator``).
 
-Source: Koordinator's cpunormalization (LS and unlabelled pods without a CPU set of their own). Differences:
-
-- Containers only. The pod's quota is the sum of its containers', so with theirs lowered it bounds nothing; and lowered
-  itself it makes container starts fail: the runtime writes the container's own, larger quota first (EINVAL on v1 under
-  a smaller one above; Koordinator 2047, 2694).
-- In whole hundredths, so that 1.2 is 1.2: their quotient of floats gives a quota of 100001 for 120000.
-- While a burst law lends a container quota, the loan has precedence: it was made on top of this policy's value.
+Source: Koordinator's cpunormalization (LS and unlabelled pods without a CPU set of their own).
 """
 
 from typing import Annotated, Final
@@ -24,6 +18,7 @@ from state.plan import NodePlan
 
 NAME: Final = "normalise"
 _HUNDREDTHS: Final = 100
+"""The ratio in whole hundredths: with 1.2 as a float 120000 becomes a quota of 100001."""
 
 
 class NormaliseConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,16 +64,22 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: No
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NormaliseConfig) -> list[Setting]:
-    """The quotas of an online pod's containers."""
+    """The quotas of an online pod's containers, and not the pod's own.
+
+    That one is their sum, so with theirs lowered it bounds nothing; lowered itself it makes container starts fail: the
+    runtime writes the container's own, larger quota first (EINVAL on v1 under a smaller one above; Koordinator 2047,
+    2694).
+    """
     settings: list[Setting] = []
     for container in pod.containers:
         spec = container.spec
         if spec is None or not applies(pod, container, plan.pools):
             continue
-        value, given = quota_of(pod, container, plan.pools), spec.quota_us
-        if value is None or value == given or view.lent_us.get(container.group.path, 0) > value:
+        value, limit = quota_of(pod, container, plan.pools), spec.quota_us
+        # A loan has precedence: it was made on top of this policy's value.
+        if value is None or value == limit or view.lent_us.get(container.group.path, 0) > value:
             continue
-        reason = f"limit of {given} µs divided by this node's ratio {plan.pools.quota_ratio:g}"
+        reason = f"limit of {limit} µs divided by this node's ratio {plan.pools.quota_ratio:g}"
         settings.append(setting_of(pod, container, "cpu.quota", value, policy=NAME, reason=reason))
     return settings
 

@@ -1,15 +1,10 @@
 """numa memory: containers that are bound to NUMA nodes take their memory there too (``cpuset.mems``).
 
-Bound are: dedicated containers whose CPUs we chose and whose pods ask for ``numa_binding``, online pods of a pool on
-one node, and BE pods that ask for a node. Off by default: a container that may take memory from one node only is out of
-memory when that one is. Source: Katalyst (cpuset.mems of numa_binding pods). Differences:
+Bound are: dedicated containers whose CPUs bypassd chose and whose pods ask for ``numa_binding``, online pods of a pool
+on one node, and BE pods that ask for a node. It is written before the container's first instruction, so that there is
+nothing to move. Off by default: a container that may take memory from one node only is out of memory when that one is.
 
-- A container that the kubelet's memory manager has placed, according to its runtime spec or its checkpoint, is
-  unmanaged.
-- A node without memory of its own (CXL machines, sub-NUMA with a bank out) means the nearest one that has some.
-- It is written before the container's first instruction, so that there is nothing to move. A later write moves the
-  pages on cgroup v2, which may take long and runs in the blocking writer's thread; cgroup v1 leaves them where they are
-  unless ``migrate`` is set. That is set in running containers only: a starting container has too few pages to wait for.
+Source: Katalyst (cpuset.mems of numa_binding pods).
 """
 
 from typing import Annotated, Final
@@ -30,6 +25,8 @@ class NumaMemoryPolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unk
     """Whether memory follows."""
 
     enabled: Annotated[bool, Meta(description="allocate the memory of NUMA-bound containers from their nodes")] = False
+    # A later write moves the pages on cgroup v2, which may take long and runs in the blocking writer's thread; cgroup
+    # v1 leaves them where they are.
     migrate: Annotated[
         bool,
         Meta(
@@ -40,7 +37,7 @@ class NumaMemoryPolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unk
 
 
 def nodes_with_memory(nodes: CpuSet, topology: Topology) -> CpuSet:
-    """These nodes, each without memory replaced by the nearest that has some."""
+    """These nodes, each without memory (CXL machines, sub-NUMA with a bank out) replaced by the nearest with some."""
     has = topology.memory_nodes()
     numbers: set[int] = set()
     for node in nodes:
@@ -76,6 +73,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NumaMemoryPolicyCo
             continue
         reason = f"its CPUs are bound to NUMA node {nodes}"
         settings.append(setting_of(pod, container, "cpu.mems", mems, policy=NAME, reason=reason))
+        # A starting container has too few pages to wait for.
         if migrate and container.phase is Phase.SETTLED:
             reason = "its pages are migrated when its nodes change"
             settings.append(setting_of(pod, container, "cpu.mems_migrate", 1, policy=NAME, reason=reason))
@@ -98,8 +96,8 @@ def _whole(pod: Pod, view: NodeView, pools: Pools, every: CpuSet) -> list[Settin
 
 def _is_the_kubelets(pod: Pod, container: Container, view: NodeView, every: CpuSet) -> bool:
     """Whether the kubelet's memory manager has given the container nodes, or that cannot be determined."""
-    given = view.kubelet.affinity.get(f"{pod.uid}/{container.name}", {})
-    if any(name == "memory" or name.startswith("hugepages-") for name in given):
+    assigned = view.kubelet.affinity.get(f"{pod.uid}/{container.name}", {})
+    if any(name == "memory" or name.startswith("hugepages-") for name in assigned):
         return True
     if container.spec is None or not container.spec.mems:
         return False

@@ -1,17 +1,12 @@
 """oom score: processes of BE pods are the first that the OOM killer takes when the whole node is out of memory.
 
 The kubelet gives processes of BestEffort pods 1000, the most there is, but those of a BE pod of another QoS class a
-number by its request, which may be below an online pod's. Here every BE pod has a place in one band at the top; within
-it Katalyst's ``oom_priority`` decides, -100 (killed first) to -1, or Koordinator's ``oom-score-adj``, unchanged. Off by
-default. The actuator of this name (`reconciler.actuators.processes.oom_score`) writes, and records the originals.
+number by its request, which may be below an online pod's. Here every BE pod has a place in one band at the top. Online
+pods keep the kubelet's numbers, unless ``online`` obeys Koordinator's annotations on them. Off by default. The actuator
+of this name (`reconciler.actuators.processes.oom_score`) writes, and records the originals.
 
-Online pods keep the kubelet's numbers, unless ``online`` obeys Koordinator's annotations on them, too: between what the
-kubelet gives a Guaranteed pod and the band. Below it are the node's own daemons; a tenant's word reaches neither.
-
-Source: Katalyst's OOM bands (its own kernel hook compares them; here they are mapped onto the kernel's scale), where
-numbers out of the band are clamped and -300 is "leave it alone"; Koordinator's oom-score-adj and oom-score-adj-spec,
-which are clamped here too: no BE pod puts itself behind online ones. Kubernetes: "Node out of memory behavior" for the
-kubelet's numbers.
+Source: Katalyst's OOM bands (its own kernel hook compares them; here they are mapped onto the kernel's scale);
+Koordinator's oom-score-adj and oom-score-adj-spec. Kubernetes: "Node out of memory behavior" for the kubelet's numbers.
 """
 
 from collections.abc import Mapping
@@ -33,6 +28,7 @@ GUARANTEED: Final = -997
 _REASON: Final = "BE processes are killed first when memory runs out"
 _REQUESTED: Final = "the online pod's own number"
 _IGNORE: Final = -300
+"""Katalyst's "leave it alone"."""
 _BAND: Final = 100
 """Katalyst's numbers for reclaimed pods: -100 to -1."""
 
@@ -57,7 +53,12 @@ class OomScoreConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def score_of(pod: Pod, container: Container, config: OomScoreConfig) -> int | None:
-    """What the container's processes are to have; None: they are not managed."""
+    """What the container's processes are to have; None: they are not managed.
+
+    Within the band Katalyst's ``oom_priority`` decides, -100 (killed first) to -1, or Koordinator's ``oom-score-adj``,
+    unchanged. Numbers out of the band are clamped: no BE pod puts itself behind online ones. An online pod's is between
+    what the kubelet gives a Guaranteed pod and the band; below are the node's own daemons.
+    """
     requested = dict(pod.memory.container_oom_scores).get(container.name or "", pod.memory.oom_score_adj)
     if pod.pod_class in (PodClass.SHARED, PodClass.DEDICATED):
         if not config.online or requested is None:

@@ -4,9 +4,6 @@ Each pool can spare what its pods do not use: its CPUs less their measured use (
 so that no sample moves a CPU), less their requests where the use is unknown. BE work is spread over that, first in
 proportion to the CPUs that the pools have beyond their requests (`placement.expansion`), then to the rest. What is more
 than the pools can spare is placed where most is left of a pool, so that a saturated pool is covered last.
-
-What is held remains. A pool gives BE CPUs back once they are measured to be more than it can spare by more than a core,
-as far as others can take them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,6 +51,7 @@ def overlaps(view: NodeView, pools: Pools, counted: CpuSet) -> dict[str, PoolOve
     found: dict[str, PoolOverlap] = {}
     left = counted
     for key in sorted(sets):
+        # Each CPU counts once: with fewer CPUs than pools the default pool runs on those of the others.
         cpus, use = sets[key] & left, known[key]
         left -= cpus
         if cpus:
@@ -118,7 +116,11 @@ def _rest(view: NodeView, dedicated: CpuSet, known: Mapping[str, int | None]) ->
 
 
 def shares(count: int, found: Mapping[str, PoolOverlap], held: CpuSet, core: int) -> dict[str, int]:
-    """CPUs of each pool, ``count`` in all (all CPUs, if there are fewer). ``core``: threads of one."""
+    """CPUs of each pool, ``count`` in all (all CPUs, if there are fewer). ``core``: threads of one.
+
+    What is held remains. A pool gives BE CPUs back once they are measured to be more than it can spare by more than a
+    core, as far as others can take them.
+    """
     has = {key: len(held & overlap.cpus) for key, overlap in found.items()}
     room = sum(max(0, overlap.spare - has[key]) for key, overlap in found.items())
     # Over what it can spare: given back, as far as another pool has room, or fewer are wanted.

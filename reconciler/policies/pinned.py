@@ -2,23 +2,11 @@
 
 A container that owns its CPUs cannot use more than those, so its quota bounds nothing; but it throttles: the kernel
 distributes a quota in slices per CPU, and threads that together remain at their limit are stopped at the end of periods
-all the same. Source: Koordinator lifts it for LSE and LSR pods (pod and container), the kubelet does from 1.33 on
+all the same. Older kubelets write the quota again with each update of the container; the ledger then restores it, and
+bypassd restores it when the container ceases to own its CPUs.
+
+Source: Koordinator lifts it for LSE and LSR pods (pod and container), the kubelet does from 1.33 on
 (DisableCPUQuotaWithExclusiveCPUs), for the pod as soon as one of its containers has exclusive CPUs.
-
-Differences:
-
-- The pod's quota is lifted only when each of its other containers has a quota of its own. Their sum, which the pod's
-  quota still bounded, remains bounded by those; a container without any would be unbounded without the pod's.
-- A side-car that follows another container's CPUs, and a container that is indistinguishable from one that owns CPUs,
-  keep their quotas: on shared CPUs a quota does bound something.
-- The kubelet's exclusive CPUs count once the runtime has received them. Up to 1.21 that is some seconds after the
-  container's start, and until then it runs on all shared CPUs.
-- Of a pod in gVisor or kata the quota is the pod's, and lifted where the pod's own CPU set, as read back, has exclusive
-  CPUs only.
-- A container that the kernel lets run elsewhere (`Pools.elsewhere`) keeps its quota, and its pod does.
-
-Older kubelets write the quota again with each update of the container; the ledger then restores it, and bypassd
-restores it when the container ceases to own its CPUs.
 """
 
 from typing import Final
@@ -36,18 +24,28 @@ class PinnedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def is_pinned(pod: Pod, container: Container, pools: Pools) -> bool:
-    """True when the container, and surely this one, runs on CPUs that no other container may use."""
+    """True when the container, and surely this one, runs on CPUs that no other container may use.
+
+    A side-car that follows another container's CPUs, and a container that is indistinguishable from one that owns CPUs,
+    keep their quotas: on shared CPUs a quota does bound something.
+    """
     if not pod.pod_class.online or container.kind is ContainerKind.SANDBOX or pod.sandbox is not None:
         return False
     key = f"{pod.uid}/{container.name or container.id}"
     owned = pools.dedicated.get(key)
+    # The kernel lets a container of ``elsewhere`` run on other CPUs, too.
     if owned is None or key in pools.elsewhere:
         return False
+    # The kubelet's CPUs count once the runtime has received them. Up to 1.21 that is some seconds after the container's
+    # start, and until then it runs on all shared CPUs.
     return key in pools.placed or not _wider(container, owned)
 
 
 def lifts_pod(pod: Pod, pools: Pools) -> bool:
-    """True when a container owns CPUs and each other one has a quota of its own: the pod's then bounds nothing."""
+    """True when a container owns CPUs and each other one has a quota of its own: the pod's then bounds nothing.
+
+    The sum of the others, which the pod's quota still bounded, remains bounded by their own.
+    """
     pinned = False
     for container in pod.workload if pod.sandbox is None else ():
         if is_pinned(pod, container, pools):

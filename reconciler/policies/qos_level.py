@@ -1,10 +1,9 @@
 """QoS level: BE pods are offline work to openEuler's scheduler, which runs them when no online task is runnable.
 
 ``cpu.qos_level`` is 0 for online and -1 for offline groups. The change is irreversible: the kernel never takes 0 again
-for a group that is offline, and a group that is made below one is offline from the start. So it is opt-in, it is
-written on BE pods whose class is sure and on their containers, never on a directory in which other pods may be created,
-and for a pod that turns online later a refusal reports that only a new pod helps. Restoring leaves the value, and
-reports it.
+for a group that is offline, and a group that is made below one is offline from the start. So it is opt-in, and written
+on BE pods whose class is sure and on their containers, never on a directory in which other pods may be created.
+Restoring leaves the value, and reports it.
 
 Source: rubik's preemption feature and Volcano's cpu QoS on openEuler. Differences: they write on the first guess of a
 pod's class, and report the kernel's refusal as an error at each event.
@@ -47,6 +46,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: QosLevelConfig) ->
         if any(owns_cpus(pod, container, plan.pools) for container in pod.workload):
             return []
         return [setting_of(pod, item, KNOB, OFFLINE, policy=NAME, reason="the pod is BE") for item in groups]
+    # For a pod that turned online later: the planner's refusal reports that only a new pod helps.
     online = [setting_of(pod, item, KNOB, 0, policy=NAME, reason="the pod is online") for item in groups]
     return [setting for setting in online if view.actual.get(setting.key) == OFFLINE]
 

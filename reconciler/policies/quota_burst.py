@@ -1,21 +1,10 @@
 """quota burst: a throttled online container is lent quota above its limit for a while, as long as the node has room.
 
-`step` is the control law; the sampler keeps its states and runs it once a second. Its loans reach the planner as
-``NodeView.lent_us``. It is for one container; `guard` gives the state of the node.
+`step` is the control law of one container, and `guard` gives the state of the node; the sampler keeps their states and
+runs them once a second. The loans reach the planner as ``NodeView.lent_us``.
 
 Source: Koordinator's cfsQuotaBurst (up by a fifth while throttled, down by a fifth, between the limit and a percentage
-of it; a guard on the use of the shared CPUs; a token bucket for each container). Differences:
-
-- All steps up of one second together are rationed to the room below the threshold. In Koordinator every throttled
-  container rises by a fifth at once, and a node of many can jump over the guard in one step.
-- A loan that is not used is taken back after a while. In Koordinator it remains until the node is overloaded, which is
-  when hundreds of containers with three times their limit do most harm.
-- A bucket's initial content is derived from the container's id and not from a random number: the same spread, so that
-  the bursts of replicas do not end in one second, but the same plan for the same node. Starting empty would be as
-  repeatable, and would refuse a burst to just-started programs, which need it most.
-- A container whose counters are unknown keeps its quota and rises no further; after ``UNKNOWN_S`` its quota is lowered.
-- The use of the shared CPUs is what the machine counts on them (iowait is idle) less the use of BE pods, instead of a
-  subtraction of pods' metrics of different ages.
+of it; a guard on the use of the shared CPUs; a token bucket for each container).
 """
 
 import zlib
@@ -35,10 +24,13 @@ from state.plan import NodePlan
 from state.pod_index import derived
 
 NAME: Final = "quota_burst"
+# Koordinator's numbers, up to `_GUARD_S`.
 _UP: Final = (6, 5)
 _DOWN: Final = (4, 5)
 _COOLING: Final = 0.9
+"""From this part of the threshold on no more is lent."""
 _SPENDS_FROM: Final = 100
+"""In percent of the limit."""
 _SAVES_BELOW: Final = 60
 _GUARD_SAMPLES: Final = 5
 _GUARD_S: Final = 10.0
@@ -79,7 +71,8 @@ class QuotaBurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
         Meta(ge=1, le=100, description="use of online pods' CPUs above which all loans are returned"),
     ] = 50
 
-    # A loan that is not needed for a minute is returned.
+    # A loan that is not needed for a minute is returned. In Koordinator it remains until the node is overloaded, which
+    # is when hundreds of containers with three times their limit do most harm.
     unused_s: ClassVar[float] = 60.0
 
 
@@ -95,7 +88,7 @@ class NodeCpuState(StrEnum):
 class BurstGuard(Struct, frozen=True, kw_only=True):
     """The guard's memory, oldest first: (when, use of the shared CPUs in thousandths of what they have)."""
 
-    looks: tuple[tuple[float, int], ...] = ()
+    samples: tuple[tuple[float, int], ...] = ()
     state: NodeCpuState = NodeCpuState.UNKNOWN
     room_milli: int = 0
     """What is left below the threshold (thousandths of a CPU)."""
@@ -134,9 +127,10 @@ def guard(before: BurstGuard, cpu: NodeCpu | None, pools: Pools, now: float, thr
     """The state of the shared CPUs: the mean of at most five samples and ten seconds.
 
     Shared are CPUs that no container owns. The use of BE pods there counts as room: they yield. A CPU whose idle time
-    is unknown is busy. Without a new reading the node is at best cooling, and soon unknown.
+    is unknown is busy. Without a new reading the node is at best cooling, and soon unknown. Source: the use is what the
+    machine counts on them (iowait is idle) less that of BE pods; Koordinator subtracts metrics of different ages.
     """
-    looks = tuple(look for look in before.looks if 0.0 <= now - look[0] < _GUARD_S)
+    samples = tuple(look for look in before.samples if 0.0 <= now - look[0] < _GUARD_S)
     fresh = False
     cpus = pools.online_cpus - pools.dedicated_cpus
     top = CPU_MILLI * len(cpus)
@@ -144,17 +138,17 @@ def guard(before: BurstGuard, cpu: NodeCpu | None, pools: Pools, now: float, thr
         fresh = True
         idle = int(sum(cpu.idle.get(number, 0.0) for number in cpus) * CPU_MILLI)
         used = max(0, top - idle - cpu.reclaimed_milli)
-        looks = (*looks, (now, used * 1000 // top))[-_GUARD_SAMPLES:]
-    elif not looks or now - looks[-1][0] > FRESH_S:
-        return BurstGuard(looks=looks)
-    mean = sum(share for _, share in looks) / len(looks)
+        samples = (*samples, (now, used * 1000 // top))[-_GUARD_SAMPLES:]
+    elif not samples or now - samples[-1][0] > FRESH_S:
+        return BurstGuard(samples=samples)
+    mean = sum(share for _, share in samples) / len(samples)
     limit = threshold_percent * 10
     state = NodeCpuState.IDLE
     if mean >= limit:
         state = NodeCpuState.OVERLOAD
     elif mean >= limit * _COOLING or not fresh:
         state = NodeCpuState.COOLING
-    return BurstGuard(looks=looks, state=state, room_milli=int(max(0.0, limit - mean) * top / 1000))
+    return BurstGuard(samples=samples, state=state, room_milli=int(max(0.0, limit - mean) * top / 1000))
 
 
 def start(borrower: QuotaBorrower, now: float) -> BurstState:
@@ -163,7 +157,11 @@ def start(borrower: QuotaBorrower, now: float) -> BurstState:
 
 
 def first_tokens(container_id: str, capacity: int) -> float:
-    """Between nothing and half a bucket, the same at every start for the same container."""
+    """Between nothing and half a bucket, the same at every start for the same container.
+
+    Spread as Koordinator's random number, so that the bursts of replicas do not end in one second; but the same plan
+    for the same node. Empty at first would refuse a burst to just-started programs, which need it most.
+    """
     return (zlib.crc32(container_id.encode()) % 1000) / 2000 * capacity
 
 
@@ -192,6 +190,7 @@ def step(
     if falls:
         quota = quota * _DOWN[0] // _DOWN[1]
     elif throttled and node is NodeCpuState.IDLE and sample.use_milli is not None:
+        # At least by one: a fifth of a small quota is rounded down.
         quota = max(quota + 1, quota * _UP[0] // _UP[1])
     return BurstState(
         quota_us=min(max(quota, borrower.limit_us), top),
@@ -235,7 +234,8 @@ def step_all(
 ) -> dict[str, BurstState]:
     """One step for every container of ``samples``, by group path; the state of any other container is dropped.
 
-    All new loans together are at most the node's room.
+    All new loans together are at most the node's room. In Koordinator every throttled container rises by a fifth at
+    once, and a node of many can jump over the guard in one step.
     """
     after: dict[str, BurstState] = {}
     grown: dict[str, float] = {}
@@ -261,7 +261,7 @@ def takes_part(pod: Pod, config: QuotaBurstConfig) -> bool:
     return (config.enabled or config.pods) and burst_limit in {BurstLimit.QUOTA, BurstLimit.AUTO}
 
 
-def customers(pods: Mapping[str, Pod], pools: Pools, config: QuotaBurstConfig) -> list[tuple[Pod, QuotaBorrower]]:
+def borrowers(pods: Mapping[str, Pod], pools: Pools, config: QuotaBurstConfig) -> list[tuple[Pod, QuotaBorrower]]:
     if not config.enabled and not config.pods:
         return []
     return [

@@ -5,16 +5,8 @@
 no more on average than its limit, so it smooths bursts instead of giving CPU time away.
 
 Source: openEuler rubik's quotaTurbo, in its order: slow fallback from the high mark on, fast fallback from the alarm
-mark on, growth only while the node's load is steady. Differences:
-
-- iowait is idle. In rubik a program that waits for a disk ends all loans, though every CPU is free.
-- The load is of the last second and not of one tick: at 100 ms a kernel counts ten ticks of a CPU, so that one tick of
-  noise on a small node is more than the swing that stops all growth.
-- Marks that are equal or crossed are an error of the config (in rubik: a division by zero in each tick).
-- A container's own quota is restored, pod overhead included, and only if bypassd has changed it. rubik rewrites all
-  quotas of the node from the limits at each start.
-- Unknown (load, use, a node observed for less than the window) never grows, and counts as all that the container had.
-- A step up is bounded by what is left below the alarm mark, too; the slow fallback never exceeds its tenth.
+mark on, growth only while the node's load is steady. A container's own quota is restored, pod overhead included, and
+only if bypassd has changed it; rubik rewrites all quotas of the node from the limits at each start.
 """
 
 from collections.abc import Iterable, Mapping
@@ -67,6 +59,7 @@ class QuotaTurboConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
     ceiling_percent: ClassVar[int] = 200
 
     def __post_init__(self) -> None:
+        # In rubik: a division by zero in each tick.
         if self.high_percent >= self.alarm_percent:
             raise ValueError(
                 f"high_percent {self.high_percent} must be below alarm_percent {self.alarm_percent}: loans are "
@@ -75,7 +68,12 @@ class QuotaTurboConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class TurboNode(Struct, frozen=True, kw_only=True):
-    """One sample of the node. ``load_percent``: busy share of its CPUs; ``swing``: its variation; None: unknown."""
+    """One sample of the node. ``load_percent``: busy share of its CPUs; ``swing``: its variation; None: unknown.
+
+    iowait is idle: in rubik a program that waits for a disk ends all loans, though every CPU is free. The load is of
+    the last second and not of one tick: at 100 ms a kernel counts ten ticks of a CPU, so that one tick of noise on a
+    small node is more than the swing that stops all growth.
+    """
 
     cpus: int
     load_percent: float | None = None
@@ -141,6 +139,7 @@ def _noted(state: TurboState | None, sample: TurboSample, config: QuotaTurboConf
     borrower = sample.borrower
     if state is None or state.limit_us != borrower.limit_us:
         return TurboState(quota_us=borrower.limit_us, limit_us=borrower.limit_us)
+    # An unknown use counts as all that the container had.
     use = sample.use_milli if sample.use_milli is not None else -(-state.quota_us * CPU_MILLI // borrower.period_us)
     saved = (*state.saved, borrower.limit_milli - use)[-(config.window_looks - 1) :]
     return TurboState(quota_us=state.quota_us, limit_us=state.limit_us, saved=saved)
@@ -170,7 +169,10 @@ def _quickly_back(lent: Mapping[str, float], node: TurboNode, config: QuotaTurbo
 
 
 def _growth(samples: Mapping[str, TurboSample], node: TurboNode, config: QuotaTurboConfig) -> dict[str, float]:
-    """What is lent in addition: to each what a period lacked it, to all together at most the step and the room."""
+    """What is lent in addition: to each what it lacked per period, to all together at most the step and the room.
+
+    Nothing while the load or its swing (a node observed for less than the window) is unknown.
+    """
     if node.load_percent is None or node.swing is None or node.swing > config.swing_percent:
         return {}
     room = config.alarm_percent - node.load_percent
@@ -193,7 +195,7 @@ def takes_part(pod: Pod, config: QuotaTurboConfig) -> bool:
     return mark.strip().lower() == "true"
 
 
-def customers(pods: Iterable[Pod], pools: Pools, config: QuotaTurboConfig) -> list[tuple[Pod, QuotaBorrower]]:
+def borrowers(pods: Iterable[Pod], pools: Pools, config: QuotaTurboConfig) -> list[tuple[Pod, QuotaBorrower]]:
     """The containers that may borrow now."""
     if not config.enabled:
         return []

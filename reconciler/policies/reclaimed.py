@@ -1,19 +1,8 @@
 """reclaimed: BE pods get the CPU that online work leaves, as a CPU set, a quota, or both.
 
-Where it is written, and why only there: a container's own group (the kubelet narrows or rewrites it rarely, and its
-rewrite is noticed), and the quota of the besteffort directory (its children have none of their own, so a container that
-starts later cannot conflict with it). BE pods outside besteffort, classed by label, and BE pods that share besteffort
-with an online pod, get a part of the budget per container instead. So do all BE pods where v1 refuses the besteffort
-directory's quota, because a tenant has made a group with a larger one inside a container; the directory then has the
-least quota that the kernel takes.
-
-Given their number, CPUs are chosen with the fewest changes, and so that no pinned pod gets a BE neighbour. A v1
-``cpuset.cpus`` write costs time in proportion to all cpusets of the machine, and a moved task loses its cache, so
-assigned CPUs remain assigned. Two rules have precedence: a CPU that is no candidate is released at once, and a thread
-whose sibling is dedicated or reserved is used for BE work only when no other is left.
-
-Where a machine has efficiency cores they are taken before the others and released after them; a site's plug-ins can
-order the CPUs otherwise (`reconciler.placement.allocate.preference`).
+CPU sets are written to the containers' own groups, and the quota to the besteffort directory; `for_pod` and
+`reconciler.policies.be_quota` have the exceptions. Given their number, CPUs are chosen with the fewest changes, and so
+that no pinned pod gets a BE neighbour (`choose_cpus`).
 
 Source: Koordinator takes sibling pairs round-robin over sockets and starts from nothing at each step, Katalyst counts
 from the highest ids down. bypassd keeps pairs and high ids (interrupts and host work gather on the low ones).
@@ -60,7 +49,7 @@ if TYPE_CHECKING:
     from reconciler.placement.allocate import CpuPreference
 
 NAME: Final = "reclaimed"
-_AS_EVER: Final = PlacementConfig()
+_BUILT_IN: Final = PlacementConfig()
 """Rules that leave the choice to `choose_cpus`, which follows the built-in ones by itself."""
 
 
@@ -75,6 +64,8 @@ def choose_cpus(
 ) -> CpuSet:
     """``count`` of ``candidates`` (all, if there are fewer): those ``held`` now as far as possible.
 
+    A v1 ``cpuset.cpus`` write costs time in proportion to all cpusets of the machine, and a moved task loses its cache.
+
     ``taken`` are the CPUs of others; threads of the same core as one of them are given last. ``tiers`` are disjoint
     sets, the best first; candidates in none of them are last. Left out: efficiency cores, then the others.
     """
@@ -88,6 +79,7 @@ def choose_cpus(
     ranked = [*tiers, rest]
     last = neighbours(candidates, taken, topology)
     first = candidates - last
+    # Held CPUs beside a taken one are given up for others: that rule precedes the fewest changes.
     chosen = _fill(min(count, len(first)), first, held, topology, ranked)
     if len(chosen) == count:
         return chosen
@@ -160,6 +152,7 @@ def neighbours(cpus: CpuSet, taken: CpuSet, topology: Topology) -> CpuSet:
 
 
 def _fill(count: int, pool: CpuSet, held: CpuSet, topology: Topology, tiers: Sequence[CpuSet]) -> CpuSet:
+    """``count`` CPUs of the pool, the held ones first. Over the masks, as `neighbours`."""
     kept = held & pool
     if len(kept) > count:
         return _release(kept, len(kept) - count, topology, tiers)
@@ -193,6 +186,7 @@ def _release(kept: CpuSet, count: int, topology: Topology, tiers: Sequence[CpuSe
     """
     left = kept.mask
     cores = [core.mask for core in topology.cores() if core.mask & left]
+    # By the threads that BE work has of each; the sort is stable, so the lowest first.
     cores.sort(key=lambda core: (core & left).bit_count())
     for tier in reversed(tiers):
         room = kept.mask & tier.mask
@@ -257,7 +251,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     counted, squeezed, alone = _candidates(view, pools, config)
     tiers: Sequence[CpuSet] | None = None
     text = ""
-    if confined and squeezed is None and (config.placement != _AS_EVER or view.irq_cpus):
+    if confined and squeezed is None and (config.placement != _BUILT_IN or view.irq_cpus):
         counted, tiers, text = by_rules(counted, view.topology, config.placement, interrupts=view.irq_cpus)
     was_confined = previous is not None and previous.confined and confined
     # Never in the pods' directories; the others only once it was kept off them.
@@ -267,16 +261,18 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     arriving = arriving_milli(view, lambda pod, container: owns_cpus(pod, container, pools), law)
     movable = confined and squeezed is None
     bounded = config.form is not ReclaimedForm.CPUSET or not movable
+    # A reserve is a share of CPU time, which no CPU set keeps.
     timed = config.form is ReclaimedForm.QUOTA or law.harm.reserve_percent > 0
+    # A CPU set has at least these CPUs, so no ceiling below them has any effect.
     least = 0 if timed else 1000 * (max(1, config.minimum_cpus) if movable else len(counted))
     choice = choose_law(view, pools, counted, squeezed if alone else None, law, least_milli=least)
-    given = pools.budget_milli
+    ceiling = pools.budget_milli
     if choice.reading is not None:
-        budget = harm_budget(view, choice, previous, law, outside=outside, ceiling=given, arriving=arriving)
+        budget = harm_budget(view, choice, previous, law, outside=outside, ceiling=ceiling, arriving=arriving)
         # BE work that yields waits by itself; after each pause of a quota it has a claim that it had used up before.
-        bounded = timed or (bounded and choice.terms is not None and given < choice.terms.top_milli)
+        bounded = timed or (bounded and choice.terms is not None and ceiling < choice.terms.top_milli)
     else:
-        budget = next_budget(view, counted, previous, law, outside=outside, ceiling=given, arriving=arriving)
+        budget = next_budget(view, counted, previous, law, outside=outside, ceiling=ceiling, arriving=arriving)
     unlimited = at_top(choice, budget, law)
     bounded = bounded and not unlimited
     held = previous.reclaimed & counted if previous is not None else EMPTY
@@ -291,12 +287,12 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     reclaimed = EMPTY
     if confined and squeezed is None and pools.named and not pools.separate:
         threads = max((len(core) for core in view.topology.cores()), default=1)
-        found = overlaps(view, pools, counted)
-        for key, number in shares(count, found, held, threads).items():
+        pool_overlaps = overlaps(view, pools, counted)
+        for key, number in shares(count, pool_overlaps, held, threads).items():
             if number:
-                cpus = found[key].cpus
+                cpus = pool_overlaps[key].cpus
                 reclaimed |= choose_cpus(number, cpus, held & cpus, taken, view.topology, tiers=tiers)
-        text += _spread(found, reclaimed)
+        text += _spread(pool_overlaps, reclaimed)
     else:
         reclaimed = choose_cpus(count, counted, held, taken, view.topology, tiers=tiers)
     for node in view.topology.nodes() if config.minimum_per_node else ():
@@ -339,12 +335,16 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
 
 
 def parents(view: NodeView, plan: NodePlan, config: ReclaimedConfig) -> list[Setting]:
-    """The besteffort directory's quota, and its CPU set where that is configured."""
+    """The besteffort directory's quota, and its CPU set where that is configured.
+
+    The directory's children have no quota of their own, so a container that starts later cannot conflict with it.
+    """
     pools = plan.pools
     settings: list[Setting] = []
     share = (pools.quota_milli or {}).get(view.besteffort)
     if share is None and pools.quota_milli is not None and floor_above(pools.budget_milli, view) is not None:
-        # The least quota that the kernel takes here is written; the pods have quotas of their own besides it.
+        # v1 refuses the budget: a tenant has made a group with a larger quota inside a container. The least quota that
+        # the kernel takes here is written; the pods have quotas of their own besides it.
         share = pools.budget_milli
     if share is not None:
         part = directory_part(share, view, plan.starts)
@@ -358,7 +358,11 @@ def parents(view: NodeView, plan: NodePlan, config: ReclaimedConfig) -> list[Set
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ReclaimedConfig) -> list[Setting]:
-    """A BE pod's containers: CPU set, least weight, and a part of the budget where no directory bounds it."""
+    """A BE pod's containers: CPU set, least weight, and a part of the budget where no directory bounds it.
+
+    The CPU set is on the containers' own groups: the kubelet narrows or rewrites them rarely, and its rewrite is
+    noticed.
+    """
     pools = plan.pools
     if pod.pod_class is not PodClass.RECLAIMED:
         return []
@@ -392,6 +396,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ReclaimedConfig) -
             continue
         if pools.confined:
             want(path, "cpu.set", pool, whose, cid)
+        # A kubelet that rewrites everything of a container every few seconds rewrites its shares, too.
         if view.kubelet.reasserts_s is None:
             want(path, "cpu.weight", *container_weight(pod, container, view), cid)
         if cid in parts:
@@ -517,10 +522,12 @@ def _reason(
     return reason
 
 
-def _spread(found: Mapping[str, PoolOverlap], reclaimed: CpuSet) -> str:
+def _spread(pool_overlaps: Mapping[str, PoolOverlap], reclaimed: CpuSet) -> str:
     """On how many CPUs of each pool BE work runs."""
     parts = [
-        f"{len(part)} of {key or 'others'}" for key, overlap in found.items() if (part := overlap.cpus & reclaimed)
+        f"{len(part)} of {key or 'others'}"
+        for key, overlap in pool_overlaps.items()
+        if (part := overlap.cpus & reclaimed)
     ]
     return f"; by what each pool can spare: {', '.join(parts)}"
 

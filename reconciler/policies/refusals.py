@@ -46,90 +46,90 @@ class RefusalContext(Struct, frozen=True, kw_only=True):
 Rule = Callable[[Setting, RefusalContext], str | None]
 
 
-def outside_kubepods(setting: Setting, scene: RefusalContext) -> str | None:
+def outside_kubepods(setting: Setting, context: RefusalContext) -> str | None:
     """The rest of the machine is systemd's, the runtime's and other agents'."""
-    root = scene.view.kubepods
+    root = context.view.kubepods
     if setting.path == root or setting.path.startswith(f"{root}/"):
         return None
-    if _of_machine(setting) or _of_daemons(setting, scene.view):
+    if _of_machine(setting) or _of_daemons(setting, context.view):
         return None
     return f"{setting.path} is outside {root}: not managed by the kubelet"
 
 
-def unknown_group(setting: Setting, scene: RefusalContext) -> str | None:
+def unknown_group(setting: Setting, context: RefusalContext) -> str | None:
     """A directory other than a QoS level and not of this pod may belong to another program by now."""
-    if scene.pod is None:
-        if setting.path in _levels(scene.view) or _of_machine(setting) or _of_daemons(setting, scene.view):
+    if context.pod is None:
+        if setting.path in _levels(context.view) or _of_machine(setting) or _of_daemons(setting, context.view):
             return None
         return "not a QoS directory"
-    if setting.path == scene.pod.group.path or setting.path in scene.containers:
+    if setting.path == context.pod.group.path or setting.path in context.containers:
         return None
-    return f"no existing directory of pod {scene.pod.title}"
+    return f"no existing directory of pod {context.pod.title}"
 
 
-def sandbox(setting: Setting, scene: RefusalContext) -> str | None:
+def sandbox(setting: Setting, context: RefusalContext) -> str | None:
     """The pause container sleeps; writing to it gains nothing and costs a write per pod.
 
     The one exception is the kernel's: on v1 a narrowed besteffort directory must contain all below it.
     """
-    container = scene.containers.get(setting.path)
+    container = context.containers.get(setting.path)
     if container is None or container.kind is not ContainerKind.SANDBOX:
         return None
-    if setting.knob == "cpu.set" and scene.pod is not None and (scene.pod.group.path, "cpu.set") in scene.wanted:
+    if setting.knob == "cpu.set" and context.pod is not None and (context.pod.group.path, "cpu.set") in context.wanted:
         return None
     return "pause containers are not managed"
 
 
-def controller_missing(setting: Setting, scene: RefusalContext) -> str | None:
+def controller_missing(setting: Setting, context: RefusalContext) -> str | None:
     """No mount, no file."""
     controller = _CONTROLLERS.get(setting.knob) or setting.knob.partition(".")[0]
-    if controller in scene.view.versions:
+    if controller in context.view.versions:
         return None
     return f"no {controller} controller is mounted on this node"
 
 
-def exclusive_container(setting: Setting, scene: RefusalContext) -> str | None:
+def exclusive_container(setting: Setting, context: RefusalContext) -> str | None:
     """The static CPU manager's own containers are adopted, never fought."""
-    container = scene.containers.get(setting.path)
-    if container is None or scene.pod is None:
+    container = context.containers.get(setting.path)
+    if container is None or context.pod is None:
         return None
-    if scene.pod.sandbox is not None and setting.policy in (OWN_CPUS, OF_KUBELET):
+    if context.pod.sandbox is not None and setting.policy in (OWN_CPUS, OF_KUBELET):
         return None  # with its pod's directory
-    if placed_cpus(scene.pod, container, scene.pools) is not None:
+    if placed_cpus(context.pod, container, context.pools) is not None:
         return None if setting.policy == OWN_CPUS else "it or its pod has exclusive CPUs"
     return (
         "the kubelet allocated exclusive CPUs to this container"
-        if owns_cpus(scene.pod, container, scene.pools)
+        if owns_cpus(context.pod, container, context.pools)
         else None
     )
 
 
-def kubelets_memory(setting: Setting, scene: RefusalContext) -> str | None:
+def kubelets_memory(setting: Setting, context: RefusalContext) -> str | None:
     """Memory nodes of containers whose CPUs are the kubelet's own choice are the kubelet's as well."""
-    container = scene.containers.get(setting.path)
-    if container is None or scene.pod is None or placed_cpus(scene.pod, container, scene.pools) is not None:
+    container = context.containers.get(setting.path)
+    if container is None or context.pod is None or placed_cpus(context.pod, container, context.pools) is not None:
         return None
     return (
         "the kubelet allocated exclusive CPUs to this container"
-        if owns_cpus(scene.pod, container, scene.pools)
+        if owns_cpus(context.pod, container, context.pools)
         else None
     )
 
 
-def mems_without_memory(setting: Setting, scene: RefusalContext) -> str | None:
+def mems_without_memory(setting: Setting, context: RefusalContext) -> str | None:
     """EINVAL for a node that has none."""
     if not isinstance(setting.value, CpuSet):
         return None
-    gone = setting.value - scene.view.topology.memory_nodes()
+    gone = setting.value - context.view.topology.memory_nodes()
     return f"NUMA node {gone} has no memory" if gone else None
 
 
-def kubelet_reasserts(setting: Setting, scene: RefusalContext) -> str | None:
+def kubelet_reasserts(setting: Setting, context: RefusalContext) -> str | None:
     """Up to 1.21 the static CPU manager rewrites what its spec has, for every app container, every few seconds."""
-    every = scene.view.kubelet.reasserts_s
+    every = context.view.kubelet.reasserts_s
     if every is None:
         return None
-    container = scene.containers.get(setting.path)
+    container = context.containers.get(setting.path)
     if container is None or container.kind is ContainerKind.SANDBOX:
         return None
     spec = container.spec
@@ -148,63 +148,63 @@ def kubelet_reasserts(setting: Setting, scene: RefusalContext) -> str | None:
     return f"this kubelet rewrites it every {duration(every)}" if rewritten else None
 
 
-def empty_cpuset(setting: Setting, scene: RefusalContext) -> str | None:
+def empty_cpuset(setting: Setting, context: RefusalContext) -> str | None:
     """A populated group cannot be emptied (ENOSPC), and "no limit" is not a CPU set."""
     if isinstance(setting.value, CpuSet) and setting.value:
         return None
     return "a CPU set needs at least one CPU"
 
 
-def cpuset_not_online(setting: Setting, scene: RefusalContext) -> str | None:
+def cpuset_not_online(setting: Setting, context: RefusalContext) -> str | None:
     """v1 refuses a CPU that is not in the parent's set; v2 accepts it and then does not use it."""
     if not isinstance(setting.value, CpuSet):
         return None
-    if gone := setting.value - scene.view.topology.online:
+    if gone := setting.value - context.view.topology.online:
         return f"CPU {gone} is not online"
-    outside = setting.value - scene.view.cpus
-    return f"CPU {outside} is outside of the CPU set of {scene.view.kubepods}" if outside else None
+    outside = setting.value - context.view.cpus
+    return f"CPU {outside} is outside of the CPU set of {context.view.kubepods}" if outside else None
 
 
-def cpuset_outside_parent(setting: Setting, scene: RefusalContext) -> str | None:
+def cpuset_outside_parent(setting: Setting, context: RefusalContext) -> str | None:
     """v1: EACCES. Known only for the pod's directory and besteffort, which the view always reads."""
-    pod, value = scene.pod, setting.value
-    if scene.view.versions.get("cpuset") != 1 or pod is None or not isinstance(value, CpuSet):
+    pod, value = context.pod, setting.value
+    if context.view.versions.get("cpuset") != 1 or pod is None or not isinstance(value, CpuSet):
         return None
-    level = _level_of(pod, scene.view)
+    level = _level_of(pod, context.view)
     parent = level if setting.path == pod.group.path else pod.group.path
-    have = _set_above(parent, setting.knob, scene)
+    have = _set_above(parent, setting.knob, context)
     if have is None or value <= have:
         return None
-    if parent == level and setting.knob == "cpu.set" and have <= scene.pools.reclaimed:
+    if parent == level and setting.knob == "cpu.set" and have <= context.pools.reclaimed:
         return None  # besteffort as we narrowed it: it is loosened in the same plan, before this
-    part = _possible_part(setting, scene)
+    part = _possible_part(setting, context)
     what = "CPU" if setting.knob == "cpu.set" else "NUMA node"
     rest = f": of {value}, {what} {part} is set" if part is not None else ""
     return f"its parent {parent} has only {what} {have}{rest}"
 
 
-def _set_above(parent: str, knob: str, scene: RefusalContext) -> CpuSet | None:
+def _set_above(parent: str, knob: str, context: RefusalContext) -> CpuSet | None:
     """The set of a directory as planned or read; None: not known."""
-    _, have = scene.value(parent, knob)
+    _, have = context.value(parent, knob)
     return have if isinstance(have, CpuSet) and have else None
 
 
-def _possible_part(setting: Setting, scene: RefusalContext) -> CpuSet | None:
+def _possible_part(setting: Setting, context: RefusalContext) -> CpuSet | None:
     """What its parent has of a set of CPUs or memory nodes; None: nothing, or no part is of use.
 
     What a pod is to leave, it leaves as far as it can. An owner's exclusive CPUs are a claim, kept whole or not.
     """
-    pod, value = scene.pod, setting.value
+    pod, value = context.pod, setting.value
     if pod is None or not isinstance(value, CpuSet) or setting.policy == OWN_CPUS:
         return None
-    parent = _level_of(pod, scene.view) if setting.path == pod.group.path else pod.group.path
-    have = _set_above(parent, setting.knob, scene)
+    parent = _level_of(pod, context.view) if setting.path == pod.group.path else pod.group.path
+    have = _set_above(parent, setting.knob, context)
     return (value & have) or None if have is not None else None
 
 
-def besteffort_cpuset(setting: Setting, scene: RefusalContext) -> str | None:
+def besteffort_cpuset(setting: Setting, context: RefusalContext) -> str | None:
     """Under the static policy the runtime then fails to start containers: their spec names CPUs outside (EACCES)."""
-    view = scene.view
+    view = context.view
     if setting.path not in _levels(view) or not isinstance(setting.value, CpuSet):
         return None
     if setting.path != view.besteffort:
@@ -220,16 +220,16 @@ def besteffort_cpuset(setting: Setting, scene: RefusalContext) -> str | None:
     return f"{min(inside)} is an online pod inside besteffort" if inside else None
 
 
-def quota_minimum(setting: Setting, scene: RefusalContext) -> str | None:
+def quota_minimum(setting: Setting, context: RefusalContext) -> str | None:
     """EINVAL on v1 and v2."""
     if setting.value is None or (isinstance(setting.value, int) and setting.value >= QUOTA_MIN_US):
         return None
     return f"the kernel takes no quota below {QUOTA_MIN_US} µs"
 
 
-def quota_below_child(setting: Setting, scene: RefusalContext) -> str | None:
+def quota_below_child(setting: Setting, context: RefusalContext) -> str | None:
     """The runtime writes a container's own quota at each start: EINVAL under a smaller one on v1, a crash loop."""
-    view, pod = scene.view, scene.pod
+    view, pod = context.view, context.pod
     if not isinstance(setting.value, int) or isinstance(setting.value, bool):
         return None
     if setting.path in (view.kubepods, view.burstable):
@@ -249,9 +249,9 @@ def quota_below_child(setting: Setting, scene: RefusalContext) -> str | None:
     return None
 
 
-def online_under_quota(setting: Setting, scene: RefusalContext) -> str | None:
+def online_under_quota(setting: Setting, context: RefusalContext) -> str | None:
     """The besteffort directory's quota binds all below it, BE or not."""
-    view = scene.view
+    view = context.view
     if setting.path != view.besteffort or setting.value is None:
         return None
     for pod in index_of(view.pods).beside:
@@ -259,27 +259,27 @@ def online_under_quota(setting: Setting, scene: RefusalContext) -> str | None:
     return None
 
 
-def online_under_memory(setting: Setting, scene: RefusalContext) -> str | None:
+def online_under_memory(setting: Setting, context: RefusalContext) -> str | None:
     """The besteffort directory's memory bounds throttle, reclaim or kill all below it, BE or not."""
-    return online_under_quota(setting, scene)
+    return online_under_quota(setting, context)
 
 
-def v1_quota_above_parent(setting: Setting, scene: RefusalContext) -> str | None:
+def v1_quota_above_parent(setting: Setting, context: RefusalContext) -> str | None:
     """v1: a child's share of time may not exceed its parent's (EINVAL). v2 takes any."""
-    pod, value, view = scene.pod, setting.value, scene.view
+    pod, value, view = context.pod, setting.value, context.view
     if view.versions.get("cpu") != 1 or pod is None or not isinstance(value, int):
         return None
-    container = scene.containers.get(setting.path)
+    container = context.containers.get(setting.path)
     own = period_us(view, setting.path, container)
     above = (pod.group.path, _level_of(pod, view)) if container is not None else (_level_of(pod, view),)
     for parent in above:
-        limit = _quota_of(parent, scene)
+        limit = _quota_of(parent, context)
         if limit is not None and value * limit[1] > limit[0] * own:
             return f"{parent} is limited to {limit[0]} of {limit[1]} µs, and v1 refuses a child above its parent"
     return None
 
 
-def burst_above_quota(setting: Setting, scene: RefusalContext) -> str | None:
+def burst_above_quota(setting: Setting, context: RefusalContext) -> str | None:
     """EINVAL on both versions; without a quota there is nothing to burst over.
 
     A container's quota without a setting is the runtime's, whatever it reads now: bypassd's is removed in the same
@@ -287,10 +287,10 @@ def burst_above_quota(setting: Setting, scene: RefusalContext) -> str | None:
     """
     if not isinstance(setting.value, int) or setting.value == 0:
         return None
-    container = scene.containers.get(setting.path)
-    wanted = (setting.path, "cpu.quota") in scene.wanted
+    container = context.containers.get(setting.path)
+    wanted = (setting.path, "cpu.quota") in context.wanted
     if wanted or container is None or container.spec is None:
-        _, quota = scene.value(setting.path, "cpu.quota")
+        _, quota = context.value(setting.path, "cpu.quota")
     else:
         quota = container.spec.quota_us
     if isinstance(quota, int) and quota > 0 and setting.value <= quota:
@@ -298,39 +298,39 @@ def burst_above_quota(setting: Setting, scene: RefusalContext) -> str | None:
     return f"a burst of {setting.value} µs needs a quota of at least as much; it is {quota or 'unset or unknown'}"
 
 
-def idle_not_pod(setting: Setting, scene: RefusalContext) -> str | None:
+def idle_not_pod(setting: Setting, context: RefusalContext) -> str | None:
     """While cpu.idle is 1 a write of shares fails: the kubelet's on a QoS directory, the runtime's on a container."""
-    if setting.value in (0, None) or (scene.pod is not None and setting.path == scene.pod.group.path):
+    if setting.value in (0, None) or (context.pod is not None and setting.path == context.pod.group.path):
         return None
     return "with cpu.idle set, writes of cpu.shares fail, and the kubelet or the runtime writes them here"
 
 
-def idle_resized(setting: Setting, scene: RefusalContext) -> str | None:
+def idle_resized(setting: Setting, context: RefusalContext) -> str | None:
     """The kubelet writes a pod's own shares when it resizes the pod in place; a BestEffort pod it never resizes."""
-    if setting.value in (0, None) or scene.pod is None or scene.pod.qos is QosClass.BESTEFFORT:
+    if setting.value in (0, None) or context.pod is None or context.pod.qos is QosClass.BESTEFFORT:
         return None
-    if not scene.view.kubelet.may_resize:
+    if not context.view.kubelet.may_resize:
         return None
     return "this kubelet may resize the pod in place, and with cpu.idle set its write of cpu.shares would fail"
 
 
-def one_way(setting: Setting, scene: RefusalContext) -> str | None:
+def one_way(setting: Setting, context: RefusalContext) -> str | None:
     """EINVAL for ever on openEuler's kernels: offline work never becomes online again."""
-    if setting.value == 0 and scene.view.actual.get((setting.path, setting.knob)) == -1:
+    if setting.value == 0 and context.view.actual.get((setting.path, setting.knob)) == -1:
         return "this kernel cannot put an offline group back online; recreate the pod"
     return None
 
 
-def shared_level(setting: Setting, scene: RefusalContext) -> str | None:
+def shared_level(setting: Setting, context: RefusalContext) -> str | None:
     """Every group made below an offline directory is offline for good, online pods that start later too."""
-    if setting.value in (0, None) or scene.pod is not None:
+    if setting.value in (0, None) or context.pod is not None:
         return None
     return "pods started later below it would be offline permanently"
 
 
-def qos_weight(setting: Setting, scene: RefusalContext) -> str | None:
+def qos_weight(setting: Setting, context: RefusalContext) -> str | None:
     """The kubelet sets the shares of the QoS levels from the pods below them, every minute."""
-    if setting.path not in _levels(scene.view):
+    if setting.path not in _levels(context.view):
         return None
     return "the kubelet rewrites the weight of QoS directories every 60 s and on each pod change"
 
@@ -371,23 +371,23 @@ _CONTROLLERS: Final[Mapping[str, str]] = {
 }
 
 
-def check(scene: RefusalContext) -> tuple[dict[tuple[str, str], Setting], list[Refusal]]:
+def check(context: RefusalContext) -> tuple[dict[tuple[str, str], Setting], list[Refusal]]:
     """Split the plan into settings that may be written and those that may not, each with the first rule against it.
 
     Of a CPU set of which the directory above has only a part, that part is written and the whole refused.
     """
     allowed: dict[tuple[str, str], Setting] = {}
     refusals: list[Refusal] = []
-    wanted = dict(scene.wanted)
-    scene = replace(scene, wanted=wanted)
+    wanted = dict(context.wanted)
+    context = replace(context, wanted=wanted)
     # Parents first: what is possible there bounds the groups below.
     for key, setting in sorted(wanted.items(), key=lambda item: item[0][0].count("/")):
         for rule in _RULES.get(setting.knob, _EVERY):
-            reason = rule(setting, scene)
+            reason = rule(setting, context)
             if reason is not None:
                 refusals.append(Refusal(setting=setting, rule=_NAMES[rule], reason=reason))
                 if rule is cpuset_outside_parent:
-                    _take_part(key, setting, scene, wanted, allowed)
+                    _take_part(key, setting, context, wanted, allowed)
                 break
         else:
             allowed[key] = setting
@@ -397,12 +397,12 @@ def check(scene: RefusalContext) -> tuple[dict[tuple[str, str], Setting], list[R
 def _take_part(
     key: tuple[str, str],
     setting: Setting,
-    scene: RefusalContext,
+    context: RefusalContext,
     wanted: dict[tuple[str, str], Setting],
     allowed: dict[tuple[str, str], Setting],
 ) -> None:
     """The possible part of a set is wanted in place of the whole; without one the set read last bounds those below."""
-    part = _possible_part(setting, scene)
+    part = _possible_part(setting, context)
     if part is None:
         del wanted[key]
     else:
@@ -430,11 +430,11 @@ def _level_of(pod: Pod, view: NodeView) -> str:
     return view.burstable if pod.qos is QosClass.BURSTABLE else view.kubepods
 
 
-def _quota_of(path: str, scene: RefusalContext) -> tuple[int, int] | None:
+def _quota_of(path: str, context: RefusalContext) -> tuple[int, int] | None:
     """Quota and period of a directory above: as planned for besteffort, as wanted or as read; None: no limit known."""
-    period = period_us(scene.view, path)
-    share = (scene.pools.quota_milli or {}).get(path)
+    period = period_us(context.view, path)
+    share = (context.pools.quota_milli or {}).get(path)
     if share is not None:
         return max(QUOTA_MIN_US, share * period // 1000), period
-    known, value = scene.value(path, "cpu.quota")
+    known, value = context.value(path, "cpu.quota")
     return (value, period) if known and isinstance(value, int) and value > 0 else None

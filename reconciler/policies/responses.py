@@ -2,10 +2,7 @@
 
 - *hold*: the BE budget remains at or below its value at the time when interference with an online pod began.
 - *squeeze*: one BE pod gets a quota, a ``memory.high`` or a disk bandwidth of its own, besides other policies' limits
-  for it: the tighter one counts. With a quota it has the minimum CPU weight, too: a quota limits how long its tasks run
-  and not when, and at the beginning of each period they compete with all others. The quota is on the containers, in
-  proportion to their requests; on the pod's directory where there are several and the runtime brings no quota for any
-  of them (a smaller one above would keep a container from starting again).
+  for it: the tighter one counts.
 - *close*: the node takes no new BE pods (`reconciler.actuators.node_mark`, headroom 0).
 - *freeze*: the tasks of one BE pod stop. The ladder bounds it in time; a daemon that starts thaws what an earlier one
   left frozen before anything else (`reconciler.actuators.cgroup.restore`).
@@ -78,19 +75,22 @@ def _cpu(pod: Pod, view: NodeView, pools: Pools, squeeze: SqueezeLimit) -> list[
     if squeeze.cpu_milli is None:
         return []
     containers = [container for container in pod.workload if not owns_cpus(pod, container, pools)]
+    # A quota limits how long its tasks run and not when: at the beginning of each period they compete with all others.
     yields = setting_of(pod, None, "cpu.weight", SHARES_MIN, policy=NAME, reason=squeeze.reason)
     bare = all(container.spec is not None and (container.spec.quota_us or -1) <= 0 for container in containers)
+    # One for all on the pod's directory, where the runtime brings no quota for any of them: a smaller one above would
+    # keep a container from starting again.
     if len(containers) > 1 and bare:
         value = quota_us(max(MILLI_MIN, squeeze.cpu_milli), period_us(view, pod.group.path))
         return [yields, setting_of(pod, None, "cpu.quota", value, policy=NAME, reason=squeeze.reason)]
-    asks = {container.id: container_asks(container, view.capacity_milli) for container in containers}
-    total = sum(asks.values())
+    weights = {container.id: container_asks(container, view.capacity_milli) for container in containers}
+    total = sum(weights.values())
     quotas = [
         setting_of(
             pod,
             container,
             "cpu.quota",
-            own_quota(max(MILLI_MIN, squeeze.cpu_milli * asks[container.id] // total), container, view),
+            own_quota(max(MILLI_MIN, squeeze.cpu_milli * weights[container.id] // total), container, view),
             policy=NAME,
             reason=squeeze.reason,
         )
@@ -112,6 +112,7 @@ def _disk(pod: Pod, view: NodeView, squeeze: SqueezeLimit) -> list[Setting]:
     if unsupported_reason(view, "io.max") is None:
         limits = DeviceLimits({disk: {"rbps": bps, "wbps": bps} for disk in squeeze.disks})
         return [setting_of(pod, None, "io.max", limits, policy=NAME, reason=squeeze.reason)]
+    # A throttle of v1 binds the tasks of its own group only (`reconciler.policies.disk`).
     containers = pod.workload
     return [
         setting_of(

@@ -3,12 +3,9 @@
 Nothing is written for the default pool as long as it is all that is left by the kubelet: its pods remain where the
 kubelet put them, and the limits of BE work protect them. They are confined themselves where they would disturb others:
 CPUs that bypassd gave to a single container, named pools, interrupt CPUs, or a reclaimed pool that is to be separate.
-Under the static policy of 1.21 and older, which rewrites every CPU set for ever, never.
 
 Sizes: a named pool has its pods' requests, their measured needs, or a fixed number. What is left is divided over the
-pools (mode overlap: BE work runs on CPUs of online pools; `placement.expansion`, or the default pool has it), or BE
-work's alone (mode separate: no CPU of theirs). Where they do not fit they are cut as in `placement.sizes.fit`;
-`placement.pack` chooses the CPUs with the fewest changes.
+pools (mode overlap: BE work runs on CPUs of online pools), or BE work's alone (mode separate: no CPU of theirs).
 
 Source: Katalyst's share pools, NUMA-bound share pools (SNB) and its two modes of the reclaim pool.
 """
@@ -209,6 +206,7 @@ def _why_not(view: NodeView, config: SharedConfig) -> str | None:
     """Why no online pod may be given a CPU set here; None when it may."""
     if config.confine is ConfineMode.NEVER:
         return f"{_KEPT} (confine: never)"
+    # The static policy of 1.21 and older: a CPU set would be overwritten for ever.
     if view.kubelet.reasserts_s is not None:
         return f"{_KEPT}, rewritten every {duration(view.kubelet.reasserts_s)}"
     return None
@@ -229,13 +227,17 @@ def _divide(
     *,
     separate: bool,
 ) -> tuple[dict[str, CpuSet], dict[str, PoolSize], dict[str, str]]:
-    """Sizes that fit, and CPUs of that number, for every online pool. The reasons name each pool's request."""
+    """Sizes that fit, and CPUs of that number, for every online pool. The reasons name each pool's request.
+
+    Where they do not fit they are cut as in `placement.sizes.fit`; `placement.pack` chooses the CPUs with the fewest
+    changes.
+    """
     pools, previous = plans
     free, topology = pools.shared, view.topology
-    request = _asked(found, view, previous, config, isolated)
+    request = _requested(found, view, previous, config, isolated)
     sizes: dict[str, int] = {}
     within: dict[str, CpuSet] = {}
-    together: list[str] = []
+    guests: list[str] = []  # pools without CPUs of their own, which run in the default one
     unbound = {key: size for key, size in request.cpus.items() if key not in found.nodes}
     # Pools of one node first: those of several have a choice.
     nodes = sorted(set(found.nodes.values()), key=lambda on: (len(on), on))
@@ -247,10 +249,11 @@ def _divide(
     leave = max(0, min(config.leave_cpus, len(free) - later)) if separate else 0
     for on, keys in inside.items():
         cpu_set = theirs[on]
+        # CPUs that this pool must leave to the pools after it.
         later -= least[on]
         taken = sum(sizes[key] for key, where in found.nodes.items() if key in sizes and set(where) <= set(on))
         if not cpu_set:
-            together += keys
+            guests += keys
             continue
         room = min(len(cpu_set) - taken, len(free) - leave - sum(sizes.values()) - later)
         cut = fit({key: request.cpus[key] for key in keys}, max(1, room))
@@ -260,26 +263,26 @@ def _divide(
             own[min(cut.shared, key=lambda key: (-request.cpus[key], key))] = 1
         sizes |= own
         within |= dict.fromkeys(own, cpu_set)
-        together += [key for key in cut.shared if key not in own]
+        guests += [key for key in cut.shared if key not in own]
     room = max(1, len(free) - leave - sum(sizes.values()))
     # What pods without a place on their node request, they request of the default pool.
-    owed = sum(request.cpus[key] for key in together)
-    if owed:
-        unbound[DEFAULT] = owed + unbound[DEFAULT] if found.pods[DEFAULT] else max(owed, unbound[DEFAULT])
+    guest_cpus = sum(request.cpus[key] for key in guests)
+    if guest_cpus:
+        unbound[DEFAULT] = guest_cpus + unbound[DEFAULT] if found.pods[DEFAULT] else max(guest_cpus, unbound[DEFAULT])
     cut = fit(unbound, room)
     sizes |= cut.sizes
-    together += [key for key in cut.shared if key != DEFAULT]
+    guests += [key for key in cut.shared if key != DEFAULT]
     if DEFAULT not in sizes or cut.shared or not separate:
         minimum = sizes.get(DEFAULT, 1)
         sizes[DEFAULT] = max(1, room - sum(size for key, size in cut.sizes.items() if key != DEFAULT))
         if config.expand and not (separate or cut.shared) and sizes[DEFAULT] > minimum:
-            sizes |= _expanded({**sizes, DEFAULT: minimum}, request, _with_guests(found, together), view, plans)
+            sizes |= _expanded({**sizes, DEFAULT: minimum}, request, _with_guests(found, guests), view, plans)
     from reconciler.placement.pack import pack  # only where there is more than one pool
 
     # BE work's own CPUs are the rest, wherever that is: they are not packed, and keep no pool from its best place.
     sets = pack(sizes, _held(previous, sizes), free, topology, within)
     result = {key: cpus for key, cpus in sets.items() if cpus}
-    together += [key for key in sets if key not in result and key != DEFAULT]
+    guests += [key for key in sets if key not in result and key != DEFAULT]
     squeezed = DEFAULT not in result
     result.setdefault(DEFAULT, free)
     texts = {
@@ -287,14 +290,12 @@ def _divide(
         for key, cpus in result.items()
         if key in request.sizes
     }
-    if together and not squeezed:
-        has = _with_extra(result[DEFAULT], request.cpus[DEFAULT] + sum(request.cpus[key] for key in together))
-        texts[DEFAULT] = (
-            f"{request.sizes[DEFAULT].reason}; has {has}; also runs {plural(len(together), 'pool')} cut to 0"
-        )
+    if guests and not squeezed:
+        has = _with_extra(result[DEFAULT], request.cpus[DEFAULT] + sum(request.cpus[key] for key in guests))
+        texts[DEFAULT] = f"{request.sizes[DEFAULT].reason}; has {has}; also runs {plural(len(guests), 'pool')} cut to 0"
     if squeezed:
         texts[DEFAULT] = "fewer CPUs than pools: uses the CPUs of the other pools"
-    for key in together:
+    for key in guests:
         result[key] = result[DEFAULT]
         texts[key] = "no CPU left for a separate pool: runs in the shared pool"
     # Pools without CPUs of their own are kept too: a pool whose demand is forgotten asks for all of it at once, and
@@ -312,9 +313,9 @@ def _divide(
     return dict(sorted(result.items())), dict(sorted(final.items())), texts
 
 
-def _with_guests(found: PoolMembers, together: Iterable[str]) -> PoolMembers:
+def _with_guests(found: PoolMembers, keys: Iterable[str]) -> PoolMembers:
     """The same with the pods of these pools in the default one, where they run."""
-    guests = (pod for key in together for pod in found.pods[key])
+    guests = (pod for key in keys for pod in found.pods[key])
     return found._replace(pods={**found.pods, DEFAULT: (*found.pods[DEFAULT], *guests)})
 
 
@@ -420,7 +421,7 @@ def _expanded(
     )
 
 
-def _asked(
+def _requested(
     result: PoolMembers, view: NodeView, previous: Pools | None, config: SharedConfig, isolated: Mapping[str, int]
 ) -> _PoolRequest:
     """What each pool is to have if there is room, at least one CPU."""

@@ -2,10 +2,8 @@
 
 The runtime's init (runc's, crun's) runs inside the container's group, so a budget that is used up stops it. From a
 container's first directory until its program is executed, BE work may therefore use `StartConfig.cpu_milli` where its
-budget is smaller, and the pod's directory has the highest CPU weight, so that busy pods do not take the allowance.
-
-The same for a moment after each command of the runtime for a BE container: the exec of a probe, a stop. Such commands
-leave half of the bucket to starts.
+budget is smaller, and the pod's directory has the highest CPU weight, so that busy pods do not take the allowance. The
+same for a moment after each command of the runtime for a BE container: the exec of a probe, a stop.
 
 What bounds it, whatever tenants start: seconds per container, a token bucket over the node, and the CPU that BE work
 has altogether meanwhile. Without tokens a start has what its even weight gives it within the budget.
@@ -70,7 +68,10 @@ class StartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class _Window(NamedTuple):
-    """A time in which a pod has the allowance. ``spare``: only while the bucket is more than half full."""
+    """A time in which a pod has the allowance. ``spare``: only while the bucket is more than half full.
+
+    Those of commands, which leave the other half to starts.
+    """
 
     uid: str
     begin: float
@@ -84,6 +85,7 @@ def next_starts(view: NodeView, previous: StartPlan, config: StartConfig) -> Sta
     times = _times(view, previous, config)
     windows = list(_windows(view, times, config))
     share = config.share_percent / 100
+    # While a pod has the allowance a second costs one, less the tokens that come in it.
     spent = max(0.0, previous.spent_s + max(0.0, now - previous.at) * (bool(previous.pods) - share))
     left = config.burst_s - spent
     half = config.burst_s / 2
@@ -95,6 +97,7 @@ def next_starts(view: NodeView, previous: StartPlan, config: StartConfig) -> Sta
         pods = frozenset()
     due = [begin if begin > now else begin + length for _, begin, length, _ in windows if begin + length > now]
     if pods and share < 1.0:
+        # When the last token is spent.
         due.append(now + left / (1.0 - share))
     if not pods:
         # Without tokens the end of a window changes nothing.
@@ -134,10 +137,10 @@ def _times(view: NodeView, previous: StartPlan, config: StartConfig) -> StartPla
 def _windows(view: NodeView, times: StartPlan, config: StartConfig) -> Iterator[_Window]:
     for pod in _concerned(view, {*times.created, *times.executed, *view.commands}):
         if pod.uid in times.ending:
-            asked = times.ending[pod.uid]
-            yield _Window(pod.uid, asked, END_S)
+            since = times.ending[pod.uid]
+            yield _Window(pod.uid, since, END_S)
             if pod.grace_s is not None and pod.grace_s > END_S:
-                yield _Window(pod.uid, asked + pod.grace_s, END_S)
+                yield _Window(pod.uid, since + pod.grace_s, END_S)
         for container in pod.containers:
             if container.id in times.created:
                 yield _Window(pod.uid, times.created[container.id], config.seconds)
@@ -194,8 +197,8 @@ def container_weight(pod: Pod, container: Container, view: NodeView) -> tuple[in
 
     Containers without one are even already.
     """
-    asks = any(item.requests.be_cpu_milli or item.requests.claimed_cpu_milli for item in pod.workload)
-    if not asks or not weighs_by_request(pod, view):
+    requested = any(item.requests.be_cpu_milli or item.requests.claimed_cpu_milli for item in pod.workload)
+    if not requested or not weighs_by_request(pod, view):
         return SHARES_MIN, "minimum CPU weight: online pods go first"
     return shares_of(
         container_asks(container, view.capacity_milli)

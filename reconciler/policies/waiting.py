@@ -24,8 +24,10 @@ _HALF_S: Final = 300.0
 """Half of what was learned has faded after this time without BE at its minimum."""
 _QUIET: Final = 1.25
 """BE work that is cut to its minimum is seen to use up to this multiple: periods of its quota end beside samples."""
-_KNOWN_MILLI: Final = 20
+_ASLEEP_MILLI: Final = 20
+"""BE work that uses no more is asleep, however small its minimum."""
 _AT_ONCE: Final = float("-inf")
+"""In place of the time: nothing has faded."""
 _CONFIRMED_S: Final = 30.0
 """Time without BE work at its minimum after which the same waiting confirms what was learned."""
 _MOST_CONFIRMED: Final = 3
@@ -33,6 +35,7 @@ _MOST_CONFIRMED: Final = 3
 _DISPROVED: Final = 20
 """Samples in a row that are lower than what was learned, from which on that is forgotten."""
 _NO_HARM: Final = 0.99
+"""Just below harm: nothing is cut, and nothing rises."""
 _LASTING: Final = 40
 """Harmful samples in a row, without BE work, that are no burst."""
 _ROW_S: Final = 1.0
@@ -173,7 +176,7 @@ def is_quiet(used: int | None, ceiling_milli: int, floor_milli: int) -> bool:
 
     What it uses above its minimum by a higher ceiling is not: harm of that would be learned as online pods' own.
     """
-    least = max(_KNOWN_MILLI, floor_milli)
+    least = max(_ASLEEP_MILLI, floor_milli)
     if used is None:
         return ceiling_milli <= least
     return used <= (least * _QUIET if ceiling_milli <= least else least)

@@ -6,11 +6,7 @@ all marks. They hold for the machine as a whole. Off by default. `reconciler.act
 and records the originals.
 
 Source: Koordinator's sysreconcile (``min_free_kbytes`` = memory x factor / 10000, and the scale factor) and Katalyst's
-``watermark_scale_factor``, 10 to 500 there; kernel documentation, admin-guide/sysctl/vm. Where we differ:
-
-- Neither is ever set below what an administrator has set, which a mistake in our configuration could do.
-- Both are bounded at a few percent of the memory: a min mark that is too high is an out-of-memory machine at once.
-- A mark is raised only while twice the memory that it takes is available; unknown is not enough.
+``watermark_scale_factor``, 10 to 500 there; kernel documentation, admin-guide/sysctl/vm.
 """
 
 from collections.abc import Mapping
@@ -40,6 +36,7 @@ class WatermarksConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
     """What the kernel keeps free."""
 
     enabled: Annotated[bool, Meta(description="set the memory watermarks of the machine")] = False
+    # Both are bounded at a few percent of the memory: a min mark that is too high is an out-of-memory machine at once.
     scale_factor: Annotated[
         Annotated[int, Meta(ge=10, le=200)] | None,
         Meta(
@@ -87,6 +84,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
             if node is not None:
                 setting = Setting(path=MACHINE, knob=name, value=known[name], policy=NAME, reason=_REASONS[name])
                 rise = most_rise(name, node)
+            # Never below what an administrator has set: a mistake in this configuration could do that.
             targets[name] = FileTarget(setting=setting, most_rise=rise, only_raise=True, dry_run=config.dry_run)
     reason = f"{' and '.join(targets)} for the machine" if targets else "both unmanaged"
     return replace(plan, files={**plan.files, **targets}, reasons={**plan.reasons, NAME: reason})

@@ -3,20 +3,11 @@
 Or the least weight of the besteffort directory, where the idle class policy leaves the class out for it
 (`Pools.weight_yields`) and no online pod is in that directory.
 
-What is in force is read from the kernel, never from the configuration. Group side: ``cpu.idle`` of the pod's directory
-(Linux 5.15), openEuler's ``cpu.qos_level``, Anolis' ``cpu.bvt_warp_ns``. Thread side (SCHED_IDLE): only where the
-kernel compares tasks of different groups by it, see `scheduler_of`; containers with threads of another policy are not
-among `NodeView.idle_threads`.
-
-Neither reaches beyond the directories that it is in (measured: docs/cpu.md). The CPU is divided among sibling groups
-level by level, by weight: a busy pod in the idle class still has all that the directory above it gets, and a group of
-idle threads what its weight gets. So a pod yields to the online pods of another directory only if the directory that
-they are not in has the least weight, as besteffort has; and by its threads only with the least weight of its own.
-
-A pod with real-time threads does not yield (`NodeView.realtime`): these run before every usual thread of the node.
-
-A container that is being made does not count, nor one in its first two seconds: the class is set before its program is
-executed, and is read back a moment later.
+What is in force is read from the kernel, never from the configuration. Neither class nor weight reaches beyond the
+directories that it is in (measured: docs/cpu.md). The CPU is divided among sibling groups level by level, by weight: a
+busy pod in the idle class still has all that the directory above it gets, and a group of idle threads what its weight
+gets. So a pod yields to the online pods of another directory only if the directory that they are not in has the least
+weight, as besteffort has; and by its threads only with the least weight of its own.
 """
 
 from collections.abc import Mapping
@@ -30,7 +21,9 @@ from state.model import NodeView, Phase, Pod, Pools
 from state.pod_index import derived, index_of
 
 _GROUP_SIDES: Final = (("cpu.idle", 1), ("cpu.qos", -1), ("cpu.identity", -1))
+"""Linux 5.15; openEuler's ``cpu.qos_level``; Anolis' ``cpu.bvt_warp_ns``."""
 _FRESH_S: Final = 2.0
+"""A container's class is set before its program is executed, and is read back a moment later."""
 _WITHIN_GROUPS: Final = (6, 6)
 """Commit faa42d29419d is in 6.12, and in the stable releases of 6.6, 6.10 and 6.11 from October 2024 on. From which of
 them on is not compared: distributions take such commits earlier."""
@@ -56,6 +49,7 @@ def obstacle(view: NodeView, pools: Pools) -> str | None:
     )
     seen = False
     for pod in pods:
+        # Real-time threads run before every usual thread of the node.
         if pod.uid in view.realtime:
             return f"{pod.title} has real-time threads, to which no idle class applies"
         yields = (weight_suffices(pod, view, pools) and _is_last(view.besteffort, view, unread=False)) or _yields(
@@ -114,6 +108,8 @@ def _yields(pod: Pod, view: NodeView, pools: Pools, *, least: bool) -> bool | No
         return True
     containers = [container for container in pod.workload if container.phase is Phase.SETTLED]
     counted = [container for container in containers if not owns_cpus(pod, container, pools)]
+    # Idle threads count only where the kernel compares those of different groups by their class (`scheduler_of`); a
+    # container with threads of another policy is not among them.
     if pod.sandbox is None and counted and all(container.group.path in view.idle_threads for container in counted):
         return not least or _is_last(pod.group.path, view, unread=False)
     fresh = {cid for cid, at in view.arrived.items() if view.now - at < _FRESH_S}

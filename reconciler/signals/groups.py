@@ -121,7 +121,7 @@ def sampled(pods: Mapping[str, Pod], policies: PoliciesConfig, pools: Pools | No
             wanted |= {pod.group.path: pod.group.inode for pod in bound}
         wanted |= be_quota.measured(index_of(pods).reclaimed, pools, besteffort)
         wanted |= {
-            borrower.path: borrower.inode for _, borrower in quota_burst.customers(pods, pools, policies.quota_burst)
+            borrower.path: borrower.inode for _, borrower in quota_burst.borrowers(pods, pools, policies.quota_burst)
         }
     return dict(sorted(wanted.items()))
 

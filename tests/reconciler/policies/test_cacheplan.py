@@ -195,10 +195,10 @@ def test_when_groups_run_out_pods_share_by_class_and_it_shows() -> None:
 
 
 def test_a_class_without_pods_keeps_its_group_until_somebody_needs_the_place() -> None:
-    having = frozenset({BE})
-    assert [group.name for group in plan_cache(CacheRequest(), [], INTEL, level=LOW, having=having).groups] == [BE]
+    existing = frozenset({BE})
+    assert [group.name for group in plan_cache(CacheRequest(), [], INTEL, level=LOW, existing=existing).groups] == [BE]
     asking = [online(f"p{number}", resctrl=llc(0, 20 + 10 * number)) for number in range(7)]
-    full = plan_cache(CacheRequest(), asking, INTEL, level=LOW, having=having)
+    full = plan_cache(CacheRequest(), asking, INTEL, level=LOW, existing=existing)
     assert len(full.groups) == 7
     assert BE not in {group.name for group in full.groups}
     assert plan_cache(CacheRequest(), [], INTEL, level=LOW).groups == ()
@@ -207,8 +207,8 @@ def test_a_class_without_pods_keeps_its_group_until_somebody_needs_the_place() -
 def test_who_has_a_group_keeps_it() -> None:
     pods = [online(f"p{number}", resctrl=llc(0, 20 + 10 * number)) for number in range(6)]
     first = plan_cache(CacheRequest(), pods[:2], INTEL, level=LOW, foreign=5)
-    having = frozenset(group.name for group in first.groups)
-    then = plan_cache(CacheRequest(), pods, INTEL, level=LOW, foreign=5, having=having)
+    existing = frozenset(group.name for group in first.groups)
+    then = plan_cache(CacheRequest(), pods, INTEL, level=LOW, foreign=5, existing=existing)
     assert {uid: then.members[uid] for uid in ("p0", "p1")} == {uid: first.members[uid] for uid in ("p0", "p1")}
 
 

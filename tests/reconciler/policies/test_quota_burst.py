@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from reconciler.control.planner import plan_node, plan_pod, plan_pools
+from reconciler.policies import quota_burst
 from reconciler.policies.lending import QuotaBorrower, borrowers
 from reconciler.policies.normalise import NormaliseConfig
 from reconciler.policies.quota_burst import (
@@ -15,7 +16,6 @@ from reconciler.policies.quota_burst import (
     BurstState,
     NodeCpuState,
     QuotaBurstConfig,
-    customers,
     first_tokens,
     guard,
     start,
@@ -366,7 +366,7 @@ def test_a_pod_may_borrow_where_lending_is_off_for_the_node(
     asked: BurstLimit | None, config: QuotaBurstConfig, *, part: bool
 ) -> None:
     item = replace(online("web", bounded()), wish=CpuPreferences(burst_policy=asked))
-    assert [pod.uid for pod, _ in customers({item.uid: item}, pools(), config)] == (["web"] if part else [])
+    assert [pod.uid for pod, _ in quota_burst.borrowers({item.uid: item}, pools(), config)] == (["web"] if part else [])
     lent = {item.containers[0].group.path: 2 * LIMIT}
     assert (("id-main", "cpu.quota") in planned(item, lent, PoliciesConfig(quota_burst=config))) == part
     # Only one of the two laws moves quotas.
