@@ -1,26 +1,10 @@
 """Allocates CPUs to owners: held CPUs remain, then schedulers' choices, then resizes, then new demands.
 
-1. A demand whose held CPUs are all free and right keeps them: never moved, whatever would be better now. Right is the
-   requested count, in whole cores where they are requested; or the scheduler's own choice, of any count.
-2. The free CPUs among those that the others hold remain theirs while they are resized. Shrinking releases at once.
-3. A scheduler's choice is used unchanged when all of it is free (and whole cores where they are requested). Else the
-   CPUs are chosen as if it did not exist, and a note reports it.
-4. Growing demands, and those that lost CPUs, take neighbours of what they keep.
-5. New demands, through the chain of plug-ins, in the order of `PluginRunner.ordered`.
-
 A demand that cannot get its count keeps what it held, with the reason in ``refused``; if it lost all of it, it gets
-what is available.
-
-Single threads (SpreadByPCPUs, required): each CPU that is chosen is on a core where the demand has no other; refused
-when there are too few cores. Held CPUs remain, as with every other wish that was added later.
-
-Whole cores: the kubelet's full-pcpus-only rejects a pod whose count is not a multiple of the threads of a core
-(SMTAlignmentError). Here the pod runs already, so it gets the last core whole instead: no other demand could use its
-other thread. It is refused only when that core is unavailable. Two owners never share a core. A container without NUMA
-binding owns CPUs like any other; Katalyst returns an error.
+what is available. Two owners never share a core that one requests whole. `_Allocator.result` has the order.
 
 Source: the kubelet's static policy, KEP-2625, KEP-2902, KEP-3545; Katalyst's dynamic policy, which packs from scratch
-in name order and never resizes.
+in name order and never resizes, and returns an error for a container without NUMA binding.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -66,7 +50,7 @@ def allocate(
     fitter = fitter or CpuAccumulator(topology)
     context = PlacementContext(topology=topology, fitter=fitter, interrupts=interrupts, remembered=remembered)
     run = PluginRunner(chain or default_chain(), context)
-    return _Allocator(run, demands, free & topology.online, most, first).taken()
+    return _Allocator(run, demands, free & topology.online, most, first).result()
 
 
 class CpuPreference(Struct, frozen=True, kw_only=True):
@@ -120,22 +104,27 @@ class _Allocator:
         if len(set(keys)) != len(keys):
             raise ValueError(f"two demands with one key: {sorted({key for key in keys if keys.count(key) > 1})}")
 
-    def taken(self) -> Allocation:
-        self._stay()
+    def result(self) -> Allocation:
+        # Never moved, whatever would be better now.
+        self._keep_held()
         waiting = [demand for demand in self._order if demand.key not in self._notes]
+        # What the others hold remains theirs while they are resized.
         for demand in waiting:
             self._claim(demand, demand.held.mask & self._avail)
+        # Shrinking releases CPUs for those after it.
         for demand in waiting:
-            self._cut(demand)
+            self._shrink(demand)
+        # A choice that is not free is ignored: the CPUs are chosen as if it did not exist, and a note reports it.
         for demand in self._waiting(waiting):
-            if demand.explicit and self._may_follow(demand):
-                self._settle(demand, demand.explicit.mask, "chosen by the scheduler")
+            if demand.explicit and self._choice_is_free(demand):
+                self._finish(demand, demand.explicit.mask, "chosen by the scheduler")
+        # Growing demands, and those that lost CPUs, take neighbours of what they keep; new ones are last.
         for demand in self._waiting(waiting, held=True):
             self._enlarge(demand)
-        for demand in sorted(self._waiting(waiting, held=False), key=self._turn):
+        for demand in sorted(self._waiting(waiting, held=False), key=self._order_of_choice):
             self._enlarge(demand)
         for demand in self._order:
-            self._notes[demand.key] += self._company(demand)
+            self._notes[demand.key] += self._shared_nodes_note(demand)
         return Allocation(
             cpus={key: CpuSet.from_mask(self._owned[key]) for key in sorted(self._owned) if self._owned[key]},
             refused={key: self._refused[key] for key in sorted(self._refused)},
@@ -144,7 +133,7 @@ class _Allocator:
             errors={name: self._run.errors[name] for name in sorted(self._run.errors)},
         )
 
-    def _turn(self, demand: CpuDemand) -> tuple[int, int]:
+    def _order_of_choice(self, demand: CpuDemand) -> tuple[int, int]:
         """Those that may choose least first: what they need of their nodes others can have elsewhere."""
         rank = self._first.index(demand.key) if demand.key in self._first else len(self._first)
         return rank, len(demand.nodes) or len(self._fitter.nodes)
@@ -156,13 +145,19 @@ class _Allocator:
 
     # What is held
 
-    def _stay(self) -> None:
+    def _keep_held(self) -> None:
         for demand in self._order:
             held = demand.held.mask
-            if held and not held & ~self._avail and self._right(demand, held):
-                self._settle(demand, held, "unchanged")
+            if held and not held & ~self._avail and self._suits(demand, held):
+                self._finish(demand, held, "unchanged")
 
-    def _right(self, demand: CpuDemand, cpus: int) -> bool:
+    def _suits(self, demand: CpuDemand, cpus: int) -> bool:
+        """Whether CPUs are the requested count, in whole cores where requested; or the scheduler's own choice.
+
+        The kubelet's full-pcpus-only rejects a pod whose count is not a multiple of the threads of a core
+        (SMTAlignmentError). Here the pod runs already, so it gets the last core whole instead: no other demand could
+        use its other thread.
+        """
         surplus = cpus.bit_count() - demand.count
         cores = self._fitter.touched(cpus) if demand.full_cores else []
         if demand.full_cores and sum(cores) != cpus:
@@ -181,13 +176,13 @@ class _Allocator:
             for node in self._fitter.nodes_of(mask):
                 self._closed.setdefault(node, demand.key)
 
-    def _settle(self, demand: CpuDemand, mask: int, note: str) -> None:
+    def _finish(self, demand: CpuDemand, mask: int, note: str) -> None:
         """Final: report the result to the plug-ins."""
         self._claim(demand, mask)
         self._notes[demand.key] = note
-        self._run.rejections(demand, CpuSet.from_mask(mask), demand.held - CpuSet.from_mask(mask))
+        self._run.report(demand, CpuSet.from_mask(mask), demand.held - CpuSet.from_mask(mask))
 
-    def _company(self, demand: CpuDemand) -> str:
+    def _shared_nodes_note(self, demand: CpuDemand) -> str:
         """Result of the wish for a node of its own; known when all have chosen."""
         if not demand.numa_exclusive:
             return ""
@@ -195,14 +190,14 @@ class _Allocator:
         shared = [node for node in self._fitter.nodes_of(mask) if self._fitter.nodes[node] & self._taken & ~mask]
         return f"; node {', '.join(map(str, shared))} already used by other pods" if shared else ""
 
-    def _cut(self, demand: CpuDemand) -> None:
+    def _shrink(self, demand: CpuDemand) -> None:
         """Shrink a demand that holds enough, in whole cores where it wants them."""
         base = self._base(demand)
-        if base.bit_count() < demand.count or (demand.explicit is not None and self._may_follow(demand)):
+        if base.bit_count() < demand.count or (demand.explicit is not None and self._choice_is_free(demand)):
             return
         even = demand.distribute or demand.every_node
         kept = self._fitter.shrink(base, demand.count, whole=demand.full_cores, even=even, spread=demand.spread_cores)
-        self._settle(demand, kept, f"keeps {kept.bit_count()} of the {len(demand.held)} CPUs it had")
+        self._finish(demand, kept, f"keeps {kept.bit_count()} of the {len(demand.held)} CPUs it had")
 
     def _base(self, demand: CpuDemand) -> int:
         """What it keeps: all that it holds, or the cores that it has whole or can complete, at most ``count``."""
@@ -219,7 +214,7 @@ class _Allocator:
 
     # What is chosen
 
-    def _may_follow(self, demand: CpuDemand) -> bool:
+    def _choice_is_free(self, demand: CpuDemand) -> bool:
         if not demand.explicit:
             return False
         wanted, own = demand.explicit.mask, self._owned[demand.key]
@@ -248,6 +243,7 @@ class _Allocator:
         picked = 0
         if demand.count - own.bit_count() <= self._spare():
             picked = self._run.best(demand, missing, CpuSet.from_mask(usable), CpuSet.from_mask(base)).mask
+        # The plug-ins have two threads of a core where that scores better: then only one thread of each is offered.
         if demand.spread_cores and demand.strict_cores and picked != self._fitter.one_each(picked, base):
             usable = self._fitter.one_each(usable, base)
             picked = self._run.best(demand, missing, CpuSet.from_mask(usable), CpuSet.from_mask(base)).mask
@@ -255,23 +251,24 @@ class _Allocator:
             # Completed cores may sum up to a core too many, and a smaller count may have waited for the scheduler's.
             chosen = self._fitter.shrink(base | picked, demand.count, whole=demand.full_cores, even=demand.distribute)
             if (chosen & ~own).bit_count() <= self._spare():
-                self._settle(demand, chosen, self._words(demand, base, chosen))
+                self._finish(demand, chosen, self._note_of(demand, base, chosen))
                 return
-        short = self._short(demand, missing, candidates, usable, filters)
+        short = self._shortage(demand, missing, candidates, usable, filters)
         if usable.bit_count() >= missing > self._spare():
             short += f", {max(0, self._spare())} of them not kept for other pods"
         scattered = min((self._avail & ~base & ~self._barred(demand, own)).bit_count(), self._spare())
         if scattered >= missing and not filters:
             short += f"; fragmented: {scattered} free on the whole machine"
         self._refused[demand.key] = short
+        # A new demand gets none; one that lost all that it held gets what is available.
         rest = usable or allowed.mask
-        self._settle(demand, own or (self._fitter.anywhere(demand.count, rest) if demand.held else 0), short)
+        self._finish(demand, own or (self._fitter.anywhere(demand.count, rest) if demand.held else 0), short)
 
     def _spare(self) -> int:
         """How many CPUs may still get an owner."""
         return self._most - self._taken.bit_count()
 
-    def _words(self, demand: CpuDemand, base: int, chosen: int) -> str:
+    def _note_of(self, demand: CpuDemand, base: int, chosen: int) -> str:
         more = "; the scheduler's choice was not free" if demand.explicit is not None else ""
         if demand.spread_cores:
             cores = len(self._fitter.touched(chosen))
@@ -281,7 +278,7 @@ class _Allocator:
             return f"keeps {(base & demand.held.mask).bit_count()} of the {len(demand.held)} CPUs it had{more}"
         return f"chosen{more}"
 
-    def _short(self, demand: CpuDemand, missing: int, candidates: int, usable: int, filters: tuple[str, ...]) -> str:
+    def _shortage(self, demand: CpuDemand, missing: int, candidates: int, usable: int, filters: tuple[str, ...]) -> str:
         where = f" on node {','.join(map(str, demand.nodes))}" if demand.nodes else ""
         alone = " without other pods" if demand.numa_exclusive else ""
         kind = " in whole cores" if demand.full_cores else ""

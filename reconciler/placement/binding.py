@@ -4,18 +4,6 @@
 nodes; hints are for new demands. Resources that the kubelet has assigned already (memory of its memory manager,
 devices) are fixed: the CPUs follow them. Other memory is a hint of its own: what is available on each node, by the
 kernel's figures and by what is promised there.
-
-Nodes that a new demand does not get, or only for lack of others (`reconciler.placement.demand`):
-
-- a node that another demand has exclusively, ever; and a demand with exclusive nodes gets one without owners;
-- a node with a pod that shares its nodes with no other bound one (Katalyst's ``numa_share`` false), while the others
-  have the CPUs;
-- a node with a pod that is to be separate from it (Koordinator's NUMANodeLevel), while that costs no node more.
-
-Nodes are assigned before CPUs (`allocate.allocate`), for all new demands at once, and which CPUs of several nodes one
-takes is only known afterwards. So a later demand may find its node full although another one has room. Then all demands
-with CPUs keep them, and the others are bound again to what is really left; each time at least one of them gets its
-request.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -86,22 +74,22 @@ def bind(
         and (
             demand.key in found
             or affinity.get(demand.key)
-            or _asks(demand, wishes.get(demand.uid, CpuPreferences()), policy)
+            or _needs_nodes(demand, wishes.get(demand.uid, CpuPreferences()), policy)
         )
     ]
     if not newcomers:
-        # In most plans all demands have their request already.
+        # In most plans every demand has CPUs already.
         return NodeBinding(demands=tuple(sorted(demands, key=lambda cpu_demand: cpu_demand.key)))
     room = FreeCapacity(demands, free, topology, memory)
     room.expect(demand for demand in newcomers if demand.nodes)
-    company = NumaOccupancy(wishes)
+    occupancy = NumaOccupancy(wishes)
     for uid, nodes in sorted((seated or {}).items()):
-        company.assign_pod(uid, nodes)
+        occupancy.assign_pod(uid, nodes)
     for demand in demands:
-        if there := demand.held & free or (demand.explicit or EMPTY) & free:
-            company.assign(demand, CpuSet(map(topology.node_of, there)))
+        if cpus := demand.held & free or (demand.explicit or EMPTY) & free:
+            occupancy.assign(demand, CpuSet(map(topology.node_of, cpus)))
         elif demand.key in found:
-            company.assign(demand, CpuSet((found[demand.key],)))
+            occupancy.assign(demand, CpuSet((found[demand.key],)))
             room.reserve(demand, (found[demand.key],))
     cpu_demands = {demand.key: demand for demand in demands}
     reasons: dict[str, str] = {}
@@ -111,22 +99,22 @@ def bind(
             reasons[demand.key] = f"cpu on NUMA node {found[demand.key]}: there it leaves the others what they need"
             continue
         wish = wishes.get(demand.uid, CpuPreferences())
-        near = affinity.get(demand.key, {})
-        others = [fixed(name, nodes, topology.nodes()) for name, nodes in sorted(near.items()) if nodes]
-        others += room.memory(demand) if MEMORY not in near else []
+        assigned = affinity.get(demand.key, {})
+        others = [fixed(name, nodes, topology.nodes()) for name, nodes in sorted(assigned.items()) if nodes]
+        others += room.memory(demand) if MEMORY not in assigned else []
 
         choice = partial(choose_nodes, others=others, topology=topology, policy=policy, wish=wish)
         decided = CpuSet(node for other in newcomers for node in other.nodes if other.key not in reasons)
-        chosen, note = _in_company(demand, room, company, choice, named=bool(wish.nodes), decided=decided)
+        chosen, note = _by_occupancy(demand, room, occupancy, choice, named=bool(wish.nodes), decided=decided)
         reasons[demand.key] = chosen.reason + note
         every = len(chosen.nodes) > 1 and len(chosen.nodes) == wish.node_count
         cpu_demands[demand.key] = replace(demand, nodes=chosen.nodes, every_node=every)
         room.reserve(demand, chosen.nodes)
-        company.assign(demand, CpuSet(chosen.nodes))
+        occupancy.assign(demand, CpuSet(chosen.nodes))
     return NodeBinding(demands=tuple(cpu_demands[key] for key in sorted(cpu_demands)), reasons=reasons)
 
 
-def _asks(demand: CpuDemand, wish: CpuPreferences, policy: TopologyPolicy) -> bool:
+def _needs_nodes(demand: CpuDemand, wish: CpuPreferences, policy: TopologyPolicy) -> bool:
     """Whether any resource needs nodes; otherwise the plug-in chain keeps the demand together as far as possible."""
     return (
         demand.numa_binding
@@ -136,10 +124,10 @@ def _asks(demand: CpuDemand, wish: CpuPreferences, policy: TopologyPolicy) -> bo
     )
 
 
-def _in_company(
+def _by_occupancy(
     demand: CpuDemand,
     room: FreeCapacity,
-    company: NumaOccupancy,
+    occupancy: NumaOccupancy,
     choice: Callable[[ResourceCapacity], NodeChoice],
     *,
     named: bool,
@@ -147,23 +135,28 @@ def _in_company(
 ) -> tuple[NodeChoice, str]:
     """The choice without the nodes of pods that want no neighbours, and an addition to its reason.
 
+    A node that another demand has exclusively is never used; a demand with exclusive nodes gets one without owners. A
+    node with a pod that shares its nodes with no other bound one (Katalyst's ``numa_share`` false) is not used while
+    the others have the CPUs; one with a pod that is to be separate from this one (Koordinator's NUMANodeLevel), while
+    that costs no node more.
+
     A decision of another component (``named``) has precedence over both wishes, but not over an exclusive node.
     ``decided``: nodes of new demands that are not placed yet; one that wants a node of its own leaves them to those.
     """
-    closed = company.exclusive_nodes(demand)
+    closed = occupancy.exclusive_nodes(demand)
     if named:
         return choice(room.cpus(demand, closed)), ""
     if demand.numa_exclusive and decided and room.cpus(demand, closed | decided).enough:
         closed |= decided
     note = ""
     barred = closed
-    if unshared := company.unshareable_nodes(demand.uid) - closed:
+    if unshared := occupancy.unshareable_nodes(demand.uid) - closed:
         if room.cpus(demand, closed | unshared).enough:
             barred |= unshared
             note = f"; not on node {unshared}, used exclusively by a bound pod"
         else:
             note = f"; other nodes have too few CPUs: also on node {unshared}, meant for exclusive use"
-    apart = company.anti_affinity_nodes(demand.uid) - barred
+    apart = occupancy.anti_affinity_nodes(demand.uid) - barred
     if not apart:
         return choice(room.cpus(demand, barred)), note
     first = choice(room.cpus(demand, barred | apart))
@@ -212,14 +205,14 @@ def choose(
     # Its tables of domains serve every round.
     fitter = CpuAccumulator(topology)
 
-    def settle(
+    def assign(
         demands: tuple[CpuDemand, ...],
         floor: Floor | None,
         *,
         first: Sequence[str],
         room: PoolFloors | None,
         found: Mapping[str, int],
-    ) -> _Settled:
+    ) -> _Assigned:
         some = free if floor is None else free - floor.withheld
         bind_to = partial(
             bind,
@@ -246,8 +239,8 @@ def choose(
         )
         return _in_rounds(demands, bind_to, allocate_to, len(free) if floor is None else floor.most)
 
-    plain = _by_steps(tuple(demands), free, floors, partial(settle, room=floors, found={}))
-    if floors is None or not (plain.cut or floors.short or _astray(demands, plain.allocation, free, topology)):
+    plain = _by_steps(tuple(demands), free, floors, partial(assign, room=floors, found={}))
+    if floors is None or not (plain.cut or floors.short or _any_misplaced(demands, plain.allocation, free, topology)):
         return plain
     if any(wish.numa_share is False or (wish.node_count or 1) > 1 for wish in wishes.values()):
         return plain  # the search has no rule for these wishes
@@ -257,9 +250,9 @@ def choose(
     proposal = propose(demands, floors, free, topology, possible)
     if proposal is None:
         return plain
-    by_search = partial(settle, room=proposal.floors, found=proposal.nodes)
+    by_search = partial(assign, room=proposal.floors, found=proposal.nodes)
     joint = _by_steps(tuple(demands), free, proposal.floors, by_search, proposal.order)
-    worse = joint.cut or proposal.floors.short or _astray(demands, joint.allocation, free, topology)
+    worse = joint.cut or proposal.floors.short or _any_misplaced(demands, joint.allocation, free, topology)
     return plain if worse else joint
 
 
@@ -275,7 +268,7 @@ def _possible(
     return nodes or CpuSet(every)
 
 
-def _astray(demands: Sequence[CpuDemand], allocation: Allocation, free: CpuSet, topology: Topology) -> bool:
+def _any_misplaced(demands: Sequence[CpuDemand], allocation: Allocation, free: CpuSet, topology: Topology) -> bool:
     """Whether a new demand got CPUs off the nodes that are decided for it, or on several though one could have them."""
     widest = max(len(topology.node_cpus(node)) for node in topology.nodes())
     for demand in demands:
@@ -287,8 +280,8 @@ def _astray(demands: Sequence[CpuDemand], allocation: Allocation, free: CpuSet, 
     return False
 
 
-class _Settle(Protocol):
-    def __call__(self, demands: tuple[CpuDemand, ...], floor: Floor | None, *, first: Sequence[str]) -> "_Settled":
+class _Assign(Protocol):
+    def __call__(self, demands: tuple[CpuDemand, ...], floor: Floor | None, *, first: Sequence[str]) -> "_Assigned":
         """One choice for all demands besides what a step leaves to the pools."""
 
 
@@ -296,7 +289,7 @@ def _by_steps(
     demands: tuple[CpuDemand, ...],
     free: CpuSet,
     floors: PoolFloors | None,
-    settle: _Settle,
+    assign: _Assign,
     order: tuple[str, ...] = (),
 ) -> NodeBindingChoice:
     """Step by step, see `floors`.
@@ -309,16 +302,16 @@ def _by_steps(
     step, floor = 1, floors.step(1, _owned(demands)) if floors is not None else None
     while True:
         most = len(free) if floor is None else floor.most
-        settled = settle(demands, floor, first=order)
-        for first in () if order else _other_orders(demands, settled.allocation, most):
+        result = assign(demands, floor, first=order)
+        for first in () if order else _other_orders(demands, result.allocation, most):
             # What was chosen before them may be what they need, and the others may have a choice.
-            other = settle(demands, floor, first=first)
-            if other.allocation.refused.keys() < settled.allocation.refused.keys():
-                settled = other
+            other = assign(demands, floor, first=first)
+            if other.allocation.refused.keys() < result.allocation.refused.keys():
+                result = other
                 break
-        allocation = settled.allocation
+        allocation = result.allocation
         for key in allocation.cpus:
-            parts.setdefault(key, settled.parts.get(key, ""))
+            parts.setdefault(key, result.parts.get(key, ""))
         errors = {**allocation.errors, **errors}
         demands = tuple(replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in demands)
         missing = _least_missing(demands, allocation)
@@ -337,7 +330,7 @@ def _by_steps(
     )
 
 
-class _Settled(NamedTuple):
+class _Assigned(NamedTuple):
     """One choice for all demands, and the reasons by demand."""
 
     allocation: Allocation
@@ -349,8 +342,12 @@ def _in_rounds(
     bind_to: Callable[[Sequence[CpuDemand]], NodeBinding],
     allocate_to: Callable[[Sequence[CpuDemand]], Allocation],
     most: int,
-) -> _Settled:
+) -> _Assigned:
     """Bind and allocate until no bound demand is refused, in at most ``ROUNDS`` rounds.
+
+    Nodes are assigned before CPUs, for all new demands at once, and which CPUs of several nodes one takes is only known
+    afterwards. So a later demand may find its node full although another one has room. Then all demands with CPUs keep
+    them, and the others are bound again to what is really left; each time at least one of them gets its request.
 
     ``most``: so many CPUs may be owned in all.
     """
@@ -360,20 +357,20 @@ def _in_rounds(
         bound = bind_to(demands)
         allocation = allocate_to(bound.demands)
         for key in allocation.cpus:
-            said = filter(None, (bound.reasons.get(key), allocation.notes.get(key)))
+            texts = filter(None, (bound.reasons.get(key), allocation.notes.get(key)))
             # The reason of the first round; in the next one the CPUs are simply kept.
-            parts.setdefault(key, "; ".join(said))
+            parts.setdefault(key, "; ".join(texts))
         errors = {**allocation.errors, **errors}
         nodes = {demand.key: demand.nodes for demand in bound.demands}
         if not any(nodes[key] and key not in allocation.cpus for key in allocation.refused):
             break
         if most - len(allocation.owned) < _least_missing(demands, allocation):
+            break  # no other node helps: too few CPUs are left for any of them
+        kept = tuple(replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in demands)
+        if kept == demands:
             break
-        settled = tuple(replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in demands)
-        if settled == demands:
-            break
-        demands = settled
-    return _Settled(replace(allocation, errors=errors), parts)
+        demands = kept
+    return _Assigned(replace(allocation, errors=errors), parts)
 
 
 def _least_missing(demands: Sequence[CpuDemand], allocation: Allocation) -> int:

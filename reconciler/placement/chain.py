@@ -12,16 +12,12 @@ A rule is one small class, `Plugin`, that overrides one or more extension points
     deallocate  called with the CPUs that it released
 
 The best weighted sum of scores wins; of equal ones the combination that was selected first (plug-ins in the order of
-their names in `BUILT_IN`, then the site's). Inside a combination the built-in ones take the lowest free ids.
-
-Instances exist for one choice, so the same input has the same result whatever state they keep. A plug-in that raises or
-returns an invalid result is skipped for that demand, its first error is reported, and no other is stopped.
+their names in `BUILT_IN`, then the site's). docs/cpu-plugins.md describes how a site writes one.
 
 Source: the CPU manager plug-in model proposed for the kubelet (sort, filter, post-filter, pre-score, select, score,
 allocate, deallocate). Differences: pre-scores are given by groups (bit masks) instead of per CPU, so that a rule costs
 the same on 8 and on 1,024 CPUs; select yields several combinations, for score to have something to compare; a
-post-filter relaxes filters instead of evicting a pod. docs/cpu-plugins.md describes how a site
-writes one.
+post-filter relaxes filters instead of evicting a pod.
 """
 
 # ruff: noqa: ARG002  (a plug-in's unused extension points use no argument)
@@ -77,7 +73,8 @@ class PluginRequest(Struct, frozen=True, kw_only=True):
 class Plugin:
     """One rule. Override its extension points; those not overridden are not called.
 
-    An instance exists for one choice of all demands, and is called in the order in which they choose.
+    An instance exists for one choice of all demands, and is called in the order in which they choose. So the same input
+    has the same result whatever state it keeps.
     """
 
     def sort(self, demand: CpuDemand, context: PlacementContext) -> float:
@@ -181,16 +178,22 @@ def checked(config: PlacementConfig) -> None:
 
 
 _GROUPS_BY_MASK: Final = 12
+"""Groups of pre-scores up to which each is one operation on masks; of more each CPU is counted."""
 _POOLS: Final = 4
-_COMBINATIONS: Final = 16  # compared for one container: more cost time in the path of a start and win nothing
-_SAME: Final = 9  # digits: what differs behind these is the order of additions
+_COMBINATIONS: Final = 16
+"""Compared for one container: more cost time in the path of a start and win nothing."""
+_SAME: Final = 9
+"""Digits: what differs behind these is the order of additions."""
 
 T = TypeVar("T")
 
 
 @final
 class PluginRunner:
-    """The plug-ins of one choice. ``errors``: by plug-in, the first thing that went wrong with it."""
+    """The plug-ins of one choice. ``errors``: by plug-in, the first thing that went wrong with it.
+
+    A plug-in that raises or returns an invalid result is skipped for that demand; no other is stopped.
+    """
 
     def __init__(self, chain: PluginChain, context: PlacementContext) -> None:
         self.context = context
@@ -206,13 +209,13 @@ class PluginRunner:
             for point in plugin.points:
                 self._at[point].append((plugin.name, plugin.weight, made))
 
-    def _asked(self, point: str, demand: CpuDemand, ask: Callable[[Plugin], T]) -> Iterator[tuple[str, float, T]]:
+    def _answers(self, point: str, demand: CpuDemand, call: Callable[[Plugin], T]) -> Iterator[tuple[str, float, T]]:
         """The answers of all plug-ins with this extension point, without those that fail for this demand."""
         for name, weight, plugin in self._at[point]:
             if self._failed and (name, demand.key) in self._failed:
                 continue
             try:
-                answer = ask(plugin)
+                answer = call(plugin)
             except Exception as exc:  # noqa: BLE001  # one bad plug-in never stops the others
                 self._failed.add((name, demand.key))
                 self.errors.setdefault(name, f"{demand.key}: {point}: {type(exc).__name__}: {exc}")
@@ -226,7 +229,9 @@ class PluginRunner:
         def rank(demand: CpuDemand) -> tuple[tuple[float, ...], int, bool, int, str]:
             parts = {
                 name: -value
-                for name, _, value in self._asked("sort", demand, lambda plugin: _finite(plugin.sort(demand, context)))
+                for name, _, value in self._answers(
+                    "sort", demand, lambda plugin: _finite(plugin.sort(demand, context))
+                )
             }
             sorters = tuple(parts.get(name, 0.0) for name, _, _ in self._at["sort"])
             return sorters, -demand.priority, not demand.numa_exclusive, -demand.count, demand.key
@@ -236,7 +241,7 @@ class PluginRunner:
     def allowed(self, demand: CpuDemand, cpus: CpuSet, count: int) -> tuple[CpuSet, tuple[str, ...]]:
         """``cpus`` without what the filters keep out, and which filters did; relaxed when fewer than ``count``."""
         left, names = cpus, []
-        for name, _, out in self._asked(
+        for name, _, out in self._answers(
             "filter", demand, lambda plugin: _cpus(plugin.filter(demand, self.context, cpus))
         ):
             if out & left:
@@ -249,7 +254,7 @@ class PluginRunner:
                 return EMPTY
             return _cpus(plugin.post_filter(demand, self.context, rejected, missing)) & rejected
 
-        for _, _, back in self._asked("post_filter", demand, relaxed):
+        for _, _, back in self._answers("post_filter", demand, relaxed):
             left |= back
         return left, tuple(names)
 
@@ -257,7 +262,7 @@ class PluginRunner:
         """``cpus`` by falling sum of weighted pre-scores: disjoint, none empty."""
         groups = [
             (mask, score * weight)
-            for _, weight, given in self._asked(
+            for _, weight, given in self._answers(
                 "pre_score", demand, lambda plugin: _scored(plugin.pre_score(demand, self.context, cpus), cpus)
             )
             for mask, score in given
@@ -306,7 +311,7 @@ class PluginRunner:
 
     def _selected(self, question: PluginRequest) -> Sequence[CpuSet]:
         values: dict[int, None] = {}
-        for _, _, given in self._asked(
+        for _, _, given in self._answers(
             "select",
             question.demand,
             lambda plugin: _combinations(plugin.select(question, self.context), question, _COMBINATIONS),
@@ -325,20 +330,20 @@ class PluginRunner:
         return round(
             sum(
                 weight * score
-                for _, weight, score in self._asked(
+                for _, weight, score in self._answers(
                     "score", question.demand, lambda plugin: _unit(plugin.score(question, self.context, whole))
                 )
             ),
             _SAME,
         )
 
-    def rejections(self, demand: CpuDemand, owned: CpuSet, given_back: CpuSet) -> None:
+    def report(self, demand: CpuDemand, owned: CpuSet, given_back: CpuSet) -> None:
         """Report to the plug-ins what a demand owns now and what it released."""
         context = self.context
         if given_back and self._at["deallocate"]:
-            list(self._asked("deallocate", demand, lambda plugin: plugin.deallocate(demand, context, given_back)))
+            list(self._answers("deallocate", demand, lambda plugin: plugin.deallocate(demand, context, given_back)))
         if owned and self._at["allocate"]:
-            list(self._asked("allocate", demand, lambda plugin: plugin.allocate(demand, context, owned)))
+            list(self._answers("allocate", demand, lambda plugin: plugin.allocate(demand, context, owned)))
 
 
 def _nested(tiers: Sequence[CpuSet], count: int, candidates: CpuSet) -> tuple[CpuSet, ...]:

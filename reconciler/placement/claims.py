@@ -167,8 +167,8 @@ def _pool(name: str, members: _PoolPods, view: NodeView, pools: Pools) -> CpuCla
     asked = -(-milli // _CPU)
     on = bound_nodes({"": name}).get("", EMPTY)
     against = ""
-    together = name != DEFAULT and cpus == pools.shared
-    if together:
+    in_shared = name != DEFAULT and cpus == pools.shared
+    if in_shared:
         taken = _taken(on or CpuSet(view.topology.nodes()), name, view, pools)
         against = f"no CPU left for a pool of its own: runs in the shared pool; {taken}"
     elif len(cpus) < asked:
@@ -182,7 +182,7 @@ def _pool(name: str, members: _PoolPods, view: NodeView, pools: Pools) -> CpuCla
         owner=name,
         pods=tuple(pod.uid for pod in pods),
         asked=asked,
-        got=0 if together else len(cpus),
+        got=0 if in_shared else len(cpus),
         nodes=_nodes(cpus, view.topology),
         bound=tuple(on),
         rule=pools.reasons.get(name, ""),

@@ -138,6 +138,7 @@ class CpuAccumulator:
                 by_size.setdefault(size, []).append(index)
         got, left = 0, count
         while left > 0 and by_size:
+            # Exact, else the smallest that holds it, else the largest one whole.
             size = left if left in by_size else min((s for s in by_size if s > left), default=max(by_size))
             among = by_size[size]
             chosen = domains[self._nearest(level, among, near | got)]
@@ -190,7 +191,7 @@ class CpuAccumulator:
                 ring |= domain.mask if domain.mask & base else 0
             rings.append(ring)
         got = 0
-        for ring in [*rings, -1]:
+        for ring in [*rings, -1]:  # the last one is everything
             near = ring & avail & ~got
             left = count - got.bit_count()
             if near.bit_count() >= left:
@@ -213,7 +214,8 @@ class CpuAccumulator:
         if even:
             order = self._evenly(held, parts)
         else:
-            weight = {core: self._company(core, held) for core in parts}
+            weight = {core: self._counts_around(core, held) for core in parts}
+            # First the cores that are held in part, and those with one thread.
             order = sorted(parts, key=lambda core: (parts[core] == core != core & -core, *weight[core], -core))
         surplus = held.bit_count() - count
         kept = held
@@ -248,7 +250,7 @@ class CpuAccumulator:
             parts = [core & held for core in parts]
         return held
 
-    def _company(self, core: int, held: int) -> tuple[int, int]:
+    def _counts_around(self, core: int, held: int) -> tuple[int, int]:
         """How many of ``held`` are in the node and the L3 domain of a core."""
         number = (core & -core).bit_length() - 1
         cpu = self.topology.cpu(number)
@@ -322,9 +324,9 @@ class CpuAccumulator:
 
 def _linked(rows: list[tuple[int, ...]], number: int) -> tuple[CpuDomain, ...]:
     """The domains of one level with what they hold and what holds them."""
-    inner = _owners(rows[number], rows[number + 1]) if number + 1 < len(rows) else {}
+    inner = _touched_by(rows[number], rows[number + 1]) if number + 1 < len(rows) else {}
     outer: dict[int, int] = {}
-    for mask, places in _owners(rows[number - 1], rows[number]).items() if 0 < number < len(rows) - 1 else ():
+    for mask, places in _touched_by(rows[number - 1], rows[number]).items() if 0 < number < len(rows) - 1 else ():
         for place in places:
             outer[place] = outer.get(place, 0) | mask
     return tuple(
@@ -332,7 +334,7 @@ def _linked(rows: list[tuple[int, ...]], number: int) -> tuple[CpuDomain, ...]:
     )
 
 
-def _owners(large: tuple[int, ...], small: tuple[int, ...]) -> dict[int, list[int]]:
+def _touched_by(large: tuple[int, ...], small: tuple[int, ...]) -> dict[int, list[int]]:
     """Which of the smaller domains (by place in their row) each larger one touches."""
     home = {cpu: mask for mask in large for cpu in CpuSet.from_mask(mask)}
     held: dict[int, list[int]] = {}

@@ -82,7 +82,7 @@ class Allocation(Struct, frozen=True, kw_only=True):
         return CpuSet.from_mask(mask)
 
 
-_NOBODY: Final = CpuPreferences()
+_NO_PREFERENCES: Final = CpuPreferences()
 
 
 @final
@@ -113,7 +113,7 @@ class NumaOccupancy:
 
     def unshareable_nodes(self, uid: str) -> CpuSet:
         """For a bound pod: nodes of those that share them with no other bound one, or of all bound ones if it is so."""
-        wish = self._wishes.get(uid, _NOBODY)
+        wish = self._wishes.get(uid, _NO_PREFERENCES)
         if not is_bound(wish):
             return EMPTY
         alone = wish.numa_share is False
@@ -123,14 +123,14 @@ class NumaOccupancy:
 
     def anti_affinity_nodes(self, uid: str) -> CpuSet:
         """For a pod that wants so: the nodes of other pods that want it, too."""
-        if self._wishes.get(uid, _NOBODY).apart is not AntiAffinity.NODE:
+        if self._wishes.get(uid, _NO_PREFERENCES).apart is not AntiAffinity.NODE:
             return EMPTY
         return CpuSet.union(nodes for other, nodes in self._others(uid) if other.apart is AntiAffinity.NODE)
 
     def _others(self, own: str) -> Iterator[tuple[CpuPreferences, CpuSet]]:
         for uid, nodes in self._pods.items():
             if uid != own:
-                yield self._wishes.get(uid, _NOBODY), nodes
+                yield self._wishes.get(uid, _NO_PREFERENCES), nodes
 
 
 def is_bound(wish: CpuPreferences) -> bool:

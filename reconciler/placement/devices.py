@@ -1,12 +1,10 @@
 """NUMA nodes of the memory and the devices that the kubelet has assigned to containers. Pure but for sysfs.
 
 The kubelet assigns them before anything of the container exists, so there is nothing to choose: they are fixed hints,
-and the CPUs follow them where they can. A device's node is the one that its plug-in reported to the kubelet, else the
-PCI bus's.
+and the CPUs follow them where they can.
 
 Source: kubelet_internal_checkpoint (device ids by NUMA node, -1 where the plug-in reports no topology); kernel
-documentation, ABI/testing sysfs-bus-pci (``numa_node``, -1 for unknown). Plug-ins of SR-IOV and DPDK devices use the
-PCI address as the device's id; ids of other kinds (a GPU's UUID) have no address.
+documentation, ABI/testing sysfs-bus-pci (``numa_node``, -1 for unknown).
 """
 
 import os
@@ -19,6 +17,7 @@ from state.kubelet import DeviceState, MemoryManagerState
 
 _UNKNOWN: Final = -1
 _ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]", re.ASCII | re.IGNORECASE)
+"""Plug-ins of SR-IOV and DPDK devices use it as the device's id; ids of other kinds (a GPU's UUID) have none."""
 _LARGEST_NODE: Final = 1023
 
 
@@ -39,6 +38,7 @@ def affinity_of(
     for entry in devices.entries if devices is not None else ():
         for node, ids in entry.devices.items():
             for text in ids:
+                # The node that the plug-in reported to the kubelet, else the PCI bus's.
                 number = node if node != _UNKNOWN else pci_nodes.get(text.lower(), _UNKNOWN)
                 if 0 <= number <= _LARGEST_NODE:
                     places.setdefault((f"{entry.pod_uid}/{entry.container}", entry.resource, text), set()).add(number)

@@ -1,17 +1,7 @@
 """CPU demand of one pool's pods: measured use with a margin where it is known, else their requests.
 
 Pure. Units: thousandths of a CPU; seconds. Source: Katalyst's canonical provision policy: max(use x 1.25, load) per
-container; the request while it ramps up or when nothing is measured; four CPUs when neither is known. Differences, and
-why:
-
-- The peak fades, not the last second (`remembered`). A pool that followed each sample would be too small for every
-  burst and move CPUs all the time; the Linux scheduler sizes tasks in the same way (util_est: up at once, down slowly).
-  The half-life is minutes: Autopilot sizes by the peaks of 5-minute windows. Its 12 h are for limits that a restart is
-  needed to correct; here a wrong size is corrected within seconds, and hours would keep idle CPUs from BE work.
-- A limit bounds the estimate: CPU that the pod's quota keeps from it anyway does not count as demand. Katalyst's margin
-  exceeds it.
-- Old use is unknown use, and counts as the larger of the request and its last value: unknown never lowers a demand.
-- The fallback is one CPU, the maximum of a single busy thread. Four for each side-car without a request fill a node.
+container; the request while it ramps up or when nothing is measured; four CPUs when neither is known.
 """
 
 from collections.abc import Sequence
@@ -29,13 +19,16 @@ _FADED: Final = 0.5
 class EstimateConfig(Struct, frozen=True, kw_only=True):
     """The numbers of the estimate. No two nodes need them to differ."""
 
-    # A peak counts half after this: online load repeats within minutes.
+    # A peak counts half after this: online load repeats within minutes, and Autopilot sizes by the peaks of 5-minute
+    # windows. Its 12 h are for limits that a restart is needed to correct; here a wrong size is corrected within
+    # seconds, and hours would keep idle CPUs from BE work.
     half_life_s: float = 300.0
     # A new pod's use says nothing yet.
     ramp_up_s: float = 30.0
     # Fifteen readings of a second.
     stale_after_s: float = 15.0
-    # Of a container with neither use nor request: one CPU, as an unlimited service uses at its start.
+    # Of a container with neither use nor request: the maximum of a single busy thread. Katalyst's four CPUs for each
+    # side-car without a request fill a node.
     fallback_milli: int = 1000
     # Katalyst's quarter: a pool sized by its exact use queues at every burst.
     margin_percent: int = 25
@@ -80,7 +73,7 @@ class PoolUsage(NamedTuple):
     age_s: float = 0.0
 
 
-class _Asks(NamedTuple):
+class _Bounds(NamedTuple):
     """What a group may and wants to have; None: not set (for all of it)."""
 
     request: int | None
@@ -89,6 +82,9 @@ class _Asks(NamedTuple):
 
 def remembered(before: Uses | None, sampled: Uses, elapsed_s: float, half_life_s: float) -> dict[str, GroupUse]:
     """The newest use combined with the fading peak, and for how long the use has been known.
+
+    A pool that followed each sample would be too small for every burst and move CPUs all the time; the Linux scheduler
+    sizes tasks in the same way (util_est: up at once, down slowly).
 
     ``before``: the last result, None at the agent's start. Pods that exist then did not just start, and are not young:
     a restart of the agent makes no pool grow. ``elapsed_s``: since the last result; a negative one counts as none.
@@ -134,9 +130,11 @@ def of_group(use: GroupUse | None, request: int | None, limit: int | None, confi
         return DemandEstimate(_least(config.fallback_milli, limit), guessed=1)
     peak = use.cpu_milli if use.peak_milli is None else max(use.peak_milli, use.cpu_milli)
     wants = round(peak * (100 + config.margin_percent) / 100)
-    # Never below its use: a burst above the limit is lent on purpose.
+    # CPU that the pod's quota keeps from it anyway does not count as demand (Katalyst's margin exceeds the limit). But
+    # never below its use: a burst above the limit is lent on purpose.
     wants = max(_least(wants, limit), use.cpu_milli)
     number = request if request is not None else 0
+    # Old use is unknown, which never lowers a demand.
     if use.age_s > config.stale_after_s:
         return DemandEstimate(max(wants, number), asked=1)
     if use.known_s is not None and use.known_s < config.ramp_up_s:
@@ -164,8 +162,8 @@ def _of_pod(pod: Pod, uses: Uses, config: EstimateConfig) -> DemandEstimate:
     containers = pod.workload
     whole = uses.get(pod.group.path)
     if whole is not None and not all(container.group.path in uses for container in containers):
-        asks = _asks(containers)
-        return of_group(whole, asks.request, asks.limit, config)
+        bounds = _bounds_of(containers)
+        return of_group(whole, bounds.request, bounds.limit, config)
     total = DemandEstimate()
     for item in containers:
         number, limit = item.requests.cpu_milli, item.limits.cpu_milli
@@ -173,12 +171,12 @@ def _of_pod(pod: Pod, uses: Uses, config: EstimateConfig) -> DemandEstimate:
     return total
 
 
-def _asks(containers: Sequence[Container]) -> _Asks:
+def _bounds_of(containers: Sequence[Container]) -> _Bounds:
     """A whole pod's: requests add up where there is one; a limit holds only when every container has one."""
     requests = [container.requests.cpu_milli for container in containers if container.requests.cpu_milli is not None]
     limits = [container.limits.cpu_milli for container in containers]
     bounds = [limit for limit in limits if limit is not None]
-    return _Asks(
+    return _Bounds(
         request=sum(requests) if requests else None,
         limit=sum(bounds) if bounds and len(bounds) == len(limits) else None,
     )

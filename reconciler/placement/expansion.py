@@ -1,9 +1,7 @@
 """Division of the CPUs that no pool requests over the online pools, in mode overlap. Arithmetic only; sizes are CPUs.
 
 Each pool's part is in proportion to its weight. Where no pool has CPUs yet, each gets its part. Later a size remains as
-long as the pool has a third of its part, so that one that grows and shrinks within it moves no CPU. CPUs are taken from
-a pool only for one that requests more than it has, or that has less than that third: from the default pool while it has
-more than its part, and for the second reason none that are in use. CPUs of a removed pool go to the default pool.
+long as the pool has a third of its part, so that one that grows and shrinks within it moves no CPU.
 
 Source: Katalyst's pools in mode overlap, which have all CPUs, weighted by their pods' requests. It divides again at
 each change of any pool.
@@ -36,7 +34,10 @@ def expand(
 
     ``weights``: positive, by pool; ``held``: the present sizes; ``used``: CPUs in use, where that is measured.
     ``rooms``: disjoint; the pools in none of them may be anywhere. ``rest``: one of these, the default pool. If the
-    requests do not fit, they are the sizes.
+    requests do not fit, they are the sizes. CPUs of a removed pool are the default pool's.
+
+    CPUs are taken from a pool only for one that requests more than it has, or that has less than a third of its part:
+    from the default pool while it has more than its part, and for the second reason none that are in use.
     """
     if sum(requested.values()) >= available:
         return dict(requested)

@@ -3,15 +3,7 @@
 Containers with CPUs of their own are placed before the pools are packed, and never move. So they leave what the pools
 will need: on each NUMA node the CPUs of the pools bound to it (`Floor.withheld`), and as a number the CPUs of the pools
 that may be anywhere and of BE work (`Floor.most`). That is done in steps (`PoolFloors.step`), each for the containers
-that did not get their CPUs in the one before:
-
-1. what all pools request, and on each node the CPUs that its pools have now;
-2. the same numbers, but the CPUs of bound pools are those that leave the most whole cores;
-3. one CPU for each pool that may be anywhere and for BE work: these are cut first;
-4. one CPU for each bound pool, too.
-
-The CPUs that are never to be owned (``keep``) remain in every step. Under `shared` the pools are cut in the same order.
-Before a pool is cut for the last two steps, `joint` looks for other nodes for all new claims.
+that did not get their CPUs in the one before. Before a pool is cut, `joint` looks for other nodes for all new claims.
 """
 
 from collections import Counter
@@ -64,6 +56,7 @@ def needs(found: PoolMembers, terms: PoolTerms) -> PoolNeeds:
 
 STEPS: Final = 4
 CUT_POOLS: Final = 3
+"""From this step on pools that may be anywhere are cut, and from the next one on bound pools, too."""
 _CUT_BOUND: Final = 4
 
 
@@ -136,10 +129,19 @@ class PoolFloors:
         )
 
     def step(self, number: int, owned: CpuSet) -> Floor | None:
-        """Step 1 to 4 of what the pools keep; None after the last one. ``owned``: CPUs that have an owner."""
+        """Step 1 to 4 of what the pools keep; None after the last one. ``owned``: CPUs that have an owner.
+
+        1. what all pools request, and on each node the CPUs that its pools have now;
+        2. the same numbers, but the CPUs of bound pools are those that leave the most whole cores;
+        3. one CPU for each pool that may be anywhere and for BE work: `shared` cuts these first, too;
+        4. one CPU for each bound pool, too.
+
+        The CPUs that are never to be owned (``keep``) remain in every step.
+        """
         if number > (STEPS if self._need.loose else 1):
             return None
         withheld = 0
+        # Pools of one node first: those of several have a choice.
         for nodes, pools in sorted(self._need.bound.items(), key=lambda item: (len(item[0]), item[0])):
             avail = (CpuSet.union(map(self._topology.node_cpus, nodes)) & self._free - owned).mask & ~withheld
             want = min(sum(pools.values()) if number < _CUT_BOUND else len(pools), avail.bit_count())

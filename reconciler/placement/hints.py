@@ -1,41 +1,12 @@
 """Topology hints of resources, and merging them into one set of NUMA nodes, by the kubelet's policies or ``numeric``.
 
+A hint is a set of nodes (here a mask) from which a resource is available, and whether that is the smallest possible
+number of nodes (*preferred*). A preferred merge is before any other. Among preferred ones the fewest nodes; among the
+others as many nodes as the most demanding resource needs at least, rather fewer than more (kubelet 1.24 and later).
+Then the smallest distances where asked (prefer-closest-numa-nodes), then the higher score, then the lower node numbers.
+
+Source: the kubelet's topology manager (KEP-693, KEP-3545, KEP-4622); ``numeric``: Katalyst, pkg/agent/orm/topology.
 Pure.
-
-A hint is a set of nodes from which a resource is available, and whether that is the smallest possible number of nodes
-(*preferred*). The kubelet merges by trying every combination of one hint of each resource: with n nodes and k resources
-up to (2^n - 1)^k of them, which is why it refuses to run on more than 8 nodes. Its result needs no combinations:
-
-- The merge is preferred only if all resources have the very same nodes, preferred by each: an **intersection of sets**.
-- Else only which nodes the chosen hints have in common matters: a **fold** that keeps each reachable set of nodes once.
-  There are at most 255 of 8 nodes, so the result is the kubelet's in at most k x 255^2 steps instead of 255^k; where no
-  hint has a score, the sets are counted instead of tried, in (k + 1) x 8 x 256 steps.
-- On more than 8 nodes the lists are cut before the fold: the `KEPT` best hints of each resource, and the `KEPT` best
-  sets after each. That is at most k x KEPT^2 steps, and three for each hint.
-
-**Order.** A preferred merge before any other. Among preferred ones the fewest nodes; among the others as many nodes as
-the most demanding resource needs at least, rather fewer than more (kubelet 1.24 and later). Then the smallest distances
-where asked (prefer-closest-numa-nodes), then the higher score, then the lower node numbers.
-
-**The CPUs' preference** (kubernetes issue 106270): with a device on node 0 and no CPUs left there, the kubelet's
-best-effort chooses node 0 and the container's CPUs end up anywhere. Here a single node that the CPUs prefer wins over a
-merge that is not preferred: a device on the other node costs one crossing a request, CPUs away from their memory one
-each cache miss.
-
-Source: the kubelet's topology manager (KEP-693, KEP-3545, KEP-4622). ``numeric`` is Katalyst's.
-
-**numeric**, Katalyst's topology policy: the aligned resources on the same nodes, the others nested around them.
-
-The rules, strongest first: the aligned resources (CPU and memory) have equal nodes, and at least one of them prefers
-those; of any two resources, one's nodes contain the other's; more of the other resources have preferred nodes; the
-widest has fewer nodes.
-
-Katalyst tries every combination. Here the resources are added one after the other, and of the chains built so far only
-the `CHAINS` best are carried on: exact on 4 nodes, and at most k x CHAINS x 255 steps on any machine. Three faults of
-the original are avoided: of three aligned resources only the last pair's preference counted; a resource without a
-preference counted as preferring; and fewer nodes won over more preferred resources, though that rule is first.
-
-Source: Katalyst, pkg/agent/orm/topology, policy numeric.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -123,7 +94,10 @@ class NodeMaskOptions:
 
 
 def common(options: Iterable[NodeMaskOptions], *, preferred: bool = True) -> dict[int, int]:
-    """The masks that all have (and prefer), with the sum of their scores. At least one resource is needed."""
+    """The masks that all have (and prefer), with the sum of their scores. At least one resource is needed.
+
+    A merge is preferred only if all resources have the very same nodes, preferred by each: no combinations are tried.
+    """
     first, *rest = options
     masks = set(first.preferred if preferred else first.scores)
     for other in rest:
@@ -136,29 +110,34 @@ def reachable(
 ) -> dict[int, int]:
     """The intersections of one mask of each, with the best sum of scores. ``every``: the mask of all nodes.
 
+    The kubelet tries every combination of one hint of each resource: with n nodes and k resources up to (2^n - 1)^k of
+    them, which is why it refuses to run on more than 8 nodes. But only which nodes the chosen hints have in common
+    matters. So each reachable set of nodes is kept once: at most 255 of 8 nodes, and k x 255^2 steps.
+
     With a ``limit``, only so many masks of each resource and so many intersections are carried on.
     """
-    given = list(options)
+    resources = list(options)
     if (
         limit is None
-        and len(given) > 1
-        and not any(any(node_mask_options.scores.values()) for node_mask_options in given)
+        and len(resources) > 1
+        and not any(any(node_mask_options.scores.values()) for node_mask_options in resources)
     ):
-        return dict.fromkeys(_met(given, every), 0)
+        return dict.fromkeys(_intersections(resources, every), 0)
     reached = {every: 0}
-    for item in given:
+    for item in resources:
         table = item.scores if limit is None else item.cut(rank, limit).scores
         numbers: dict[int, int] = {}
         for mask, score in reached.items():
             for other, gain in table.items():
                 both = mask & other
+                # New, or with a higher score than before.
                 if both and numbers.get(both, score + gain - 1) < score + gain:
                     numbers[both] = score + gain
         reached = numbers if limit is None or len(numbers) <= limit else rank.kept(numbers, limit, size)
     return reached
 
 
-def _met(options: Sequence[NodeMaskOptions], every: int) -> list[int]:
+def _intersections(options: Sequence[NodeMaskOptions], every: int) -> list[int]:
     """The intersections where no score distinguishes them, in (k + 1) n 2^n steps for k resources instead of k 4^n.
 
     How many combinations meet in exactly one set is the convolution of the lists under "and": count for each set in how
@@ -168,6 +147,7 @@ def _met(options: Sequence[NodeMaskOptions], every: int) -> list[int]:
     combinations = [1] * (1 << len(nodes))
     for node_mask_options in options:
         within = [0] * len(combinations)
+        # By the nodes' places and not their numbers, which may have gaps.
         for mask in node_mask_options.scores:
             within[sum(1 << place for place, node in enumerate(nodes) if mask >> node & 1)] = 1
         _over_supersets(within, 1)
@@ -191,6 +171,7 @@ def _over_supersets(table: list[int], sign: int) -> None:
 
 
 CHAINS: Final = 512
+"""Chains that are carried on: exact on 4 nodes, and at most k x CHAINS x 255 steps for k resources on any machine."""
 
 
 class DistanceChain(NamedTuple):
@@ -211,7 +192,16 @@ class DistanceChain(NamedTuple):
 def best_chain(
     options: Mapping[str, NodeMaskOptions], rank: NodeMaskRanker, *, limit: int | None
 ) -> DistanceChain | None:
-    """The best chain; None when the rules cannot be kept. ``limit``: hints of each resource that are tried."""
+    """The best chain by ``numeric``; None when the rules cannot be kept. ``limit``: hints of each that are tried.
+
+    The rules, strongest first: the aligned resources (CPU and memory) have equal nodes, and at least one of them
+    prefers those; of any two resources, one's nodes contain the other's; more of the other resources have preferred
+    nodes; the widest has fewer nodes.
+
+    Katalyst tries every combination. Here the resources are added one after the other. Three faults of the original are
+    avoided: of three aligned resources only the last pair's preference counted; a resource without a preference counted
+    as preferring; and fewer nodes won over more preferred resources, though that rule is first.
+    """
     if not all(node_mask_options.scores for node_mask_options in options.values()):
         return None
     if limit is not None:
@@ -292,7 +282,8 @@ ALIGNED: Final = (CPU, MEMORY)
 EXACT: Final = 8
 """On up to so many nodes every set of nodes is tried."""
 KEPT: Final = 64
-"""On more: how many hints of a resource, and how many sets of nodes while merging, are kept."""
+"""On more: how many hints of a resource, and how many sets of nodes while merging, are kept, the best ones. That is at
+most k x KEPT^2 steps for k resources, and three for each hint."""
 _SHOWN: Final = 4
 
 
@@ -361,13 +352,18 @@ def _not_aligned(options: dict[str, NodeMaskOptions], nodes: CpuSet, rank: NodeM
 
 
 def _cpu_node(options: dict[str, NodeMaskOptions], merged: int, rank: NodeMaskRanker) -> int | None:
-    """A node that the CPUs prefer: where most of the other resources can be had, too, then one of the merge's."""
+    """A node that the CPUs prefer: where most of the other resources are available, too, then one of the merge's.
+
+    It wins over a merge that is not preferred: a device on the other node costs one crossing a request, CPUs away from
+    their memory one each cache miss. With a device on node 0 and no CPUs left there, the kubelet's best-effort chooses
+    node 0, and the container's CPUs end up anywhere (kubernetes issue 106270).
+    """
     cpu = options[CPU]
     singles = {mask: cpu.scores[mask] for mask in sorted(cpu.preferred) if mask.bit_count() == 1}
 
     def key(mask: int) -> tuple[int, ...]:
-        with_us = sum(mask in node_mask_options.scores for name, node_mask_options in options.items() if name != CPU)
-        return -with_us, int(not mask & merged), rank.spread(mask | merged), *rank.key(mask, singles[mask])
+        others = sum(mask in node_mask_options.scores for name, node_mask_options in options.items() if name != CPU)
+        return -others, int(not mask & merged), rank.spread(mask | merged), *rank.key(mask, singles[mask])
 
     return min(singles, key=key, default=None)
 

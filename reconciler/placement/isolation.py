@@ -2,14 +2,9 @@
 
 Runnable threads are those that run or wait in a run queue, on average over a sample (the pod's CPU use and its waiting
 without what its own quotas stopped). A pod is locked in by several samples in a row over the limits, and locked out
-after a while without one. The state is by pod, and the caller keeps it.
-
-A pod that is locked in gets its limit in CPUs, else its request, as far as that fits beside all requests and below two
-bounds: a part of the CPUs, and a part of the pods. Otherwise it is in its pool. Pods that have such CPUs are first.
+after a while without one (`observe`). The state is by pod, and the caller keeps it.
 
 Source: Katalyst's isolation pools. It compares the containers' threads at one moment, and isolates whole pods as well.
-Differences: pods without a request, pods that are alone in their pool, and pods with less than one runnable thread are
-not isolated; CPUs that others request are never used.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -94,7 +89,7 @@ def observe(
         measured, state = indicators.get(pod.uid), before.get(pod.uid)
         request, runnable = pod.request_milli, runnable_milli(measured)
         if not request:
-            continue
+            continue  # without a request there is nothing that its threads exceed
         limit = max(config.minimum_milli, min(request * config.over_percent // 100, request + config.over_milli))
         over = runnable is not None and runnable > limit
         if state is not None and state.isolated:
@@ -135,6 +130,9 @@ def admit(
     config: IsolationConfig,
 ) -> IsolatedPods:
     """Which of the pods that are locked in get CPUs, and how many. ``held``: the uids of those that have some.
+
+    Each gets its limit in CPUs, else its request, as far as that fits beside all requests and below two bounds: a part
+    of the CPUs, and a part of the pods. Otherwise it is in its pool. Pods that have such CPUs are first.
 
     ``fits``: whether all requests fit beside these; ``cpus``: of the online pools, for the bound.
     """

@@ -5,12 +5,6 @@ full machine that may end with a container refused or a pool cut although everyt
 with a node of its own (`numa_exclusive`) takes one whose rest other containers need, while pods that are bound to a
 node, which may use that rest, are elsewhere. Then this search looks for a node for all of them together.
 
-It places first what has no choice, then the containers with a node of their own, then the other claims of one node, the
-largest first; depth first, with at most `STEPS` tries. A node like another one that was tried (as much free, as many
-whole cores, the same pools) is not tried. A branch ends when the nodes that are left to owners have too few CPUs or
-whole cores for the containers that are still to come. Those that may be on several nodes are not placed: whether they
-fit is a sum, and they choose last.
-
 The result is a proposal: the claims are placed by it with all other rules, and it counts only if nothing is cut then.
 """
 
@@ -73,7 +67,11 @@ class JointNode(NamedTuple):
 
 @final
 class JointSearch:
-    """One search. ``steps`` counts its tries."""
+    """One search, depth first. ``steps`` counts its tries.
+
+    First what has no choice, then the containers with a node of their own, then the other claims of one node, the
+    largest first. Those that may be on several nodes are not placed: whether they fit is a sum, and they choose last.
+    """
 
     def __init__(self, nodes: Mapping[int, JointNode], claims: Sequence[JointClaim], rest: JointRest) -> None:
         """``nodes``: all that there are; ``claims``: each of one node."""
@@ -81,6 +79,7 @@ class JointSearch:
         self._rest = rest
         self._nodes = dict(nodes)
         self._claims = sorted(claims, key=_fewest_choices)
+        # Nodes that different claims may have are not alike.
         self._apart = {
             place: tuple(claim.key for claim in claims if place in claim.nodes and 1 < len(claim.nodes) < len(nodes))
             for place in nodes
@@ -108,6 +107,7 @@ class JointSearch:
         tried: set[tuple[object, ...]] = set()
         for place in self._order(claim):
             before = self._nodes[place]
+            # A node like one that was tried: as much free, as many whole cores, the same pools.
             alike = *before[:2], *before[3:], tuple(sorted(before.pools.items())), self._apart[place]
             if alike in tried:
                 continue
@@ -125,6 +125,7 @@ class JointSearch:
     def _possible(self, owned: int, cores: int) -> bool:
         """Whether the sums allow so many more CPUs with owners, and in whole cores."""
         nodes = self._nodes.values()
+        # A closed node has an owner of its own; the pools may use its rest.
         return (
             sum(node.left for node in nodes if not node.closed) >= owned
             and sum(node.cores for node in nodes if not node.closed) * self._rest.threads >= cores
@@ -197,7 +198,7 @@ def propose(
     single = [demand for demand in new if demand.count <= widest and _of_one_node(demand)]
     spread = [demand for demand in new if demand.count > widest or not _of_one_node(demand)]
     if any(demand.numa_exclusive for demand in spread):
-        return None
+        return None  # they would close several nodes
     threads = max((len(core) for core in topology.cores()), default=1)
     claims = [
         JointClaim(

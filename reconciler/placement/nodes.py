@@ -1,14 +1,9 @@
 """The NUMA nodes of one container, from its pod's wishes, free capacity and the hints of all its resources. Pure.
 
 The kubelet merges hints before it starts a container and may refuse it. Here the container runs already, so there is
-always a result, and ``admitted`` is the policy's verdict. In four cases the result is not the merge:
-
-- **Decided nodes** (a scheduler's result, the pod's own ``numa_ids``) are used unchanged while they have the CPUs.
-- **A merge without enough CPUs** (best-effort may yield one) gets the nearest nodes that have some until it is enough;
-  the kubelet takes the rest from anywhere.
-- **A merge that not all resources prefer** is what different sets have in common, in which nothing need fit. The fewest
-  nodes on which every resource fits are before it.
-- **Resources with no node in common** yield all nodes, which is useless: the CPUs then get their own best nodes.
+always a result, and ``admitted`` is the policy's verdict. In four cases the result is not the merge: nodes that are
+decided (`_named`), a merge without enough CPUs (`_for_cpus`), one that not all resources prefer (`_all_fit`), and none
+at all (`_own_best`).
 """
 
 from collections.abc import Sequence
@@ -97,7 +92,10 @@ def _wide(hints: Sequence[ResourceHints]) -> bool:
 
 
 def _named(cpu: ResourceCapacity, wish: CpuPreferences) -> NodeChoice | None:
-    """The nodes that the annotations name; not admitted when they are unavailable."""
+    """The nodes that the annotations name (a scheduler's result, the pod's own ``numa_ids``), unchanged.
+
+    Not admitted when they do not exist or lack the CPUs.
+    """
     if not wish.nodes:
         return None
     wanted = CpuSet(wish.nodes)
@@ -124,7 +122,7 @@ def _of_size(hints: tuple[ResourceHints, ...], count: int) -> tuple[tuple[Resour
 
 
 def _own_best(cpu: ResourceHints, merged: MergedHint, rank: NodeMaskRanker) -> MergedHint:
-    """The merge with the best nodes of the CPUs only, in place of all nodes."""
+    """The merge with the best nodes of the CPUs only, in place of all nodes, which mean that none is common."""
     hints = sorted(cpu.hints or (), key=lambda hint: (not hint.preferred, rank.key(hint.nodes.mask, hint.score)))
     if not hints or hints[0].nodes == merged.nodes:
         return merged
@@ -136,6 +134,8 @@ def _all_fit(
     cpu: ResourceCapacity, hints: tuple[ResourceHints, ...], merged: MergedHint, rank: NodeMaskRanker
 ) -> MergedHint:
     """The fewest nodes on which every resource fits, in place of what different sets have in common.
+
+    In the latter nothing need fit.
 
     A single node with all CPUs is kept, whatever is elsewhere.
     """
@@ -155,7 +155,10 @@ def _all_fit(
 
 
 def _for_cpus(cpu: ResourceCapacity, merged: MergedHint, topology: Topology) -> tuple[CpuSet, str]:
-    """The merge's nodes for the CPUs, with the nearest others until there are enough CPUs, and what was added."""
+    """The merge's nodes for the CPUs, with the nearest others until there are enough CPUs, and what was added.
+
+    Best-effort may yield too few; the kubelet takes the rest from anywhere.
+    """
     nodes = wider = merged.by_resource.get(cpu.name, merged.nodes) & cpu.nodes
     spare = [node for node in cpu.nodes - nodes if cpu.free.get(node, 0) > 0]
     for node in sorted(spare, key=lambda node: (_distance(topology, nodes, node), -cpu.free[node], node)):

@@ -1,25 +1,14 @@
 """Chooses each online pool's CPUs, given their number: few change pools, cores remain whole, pools compact.
 
-The objective: CPUs moved first (a v1 cpuset write costs time in proportion to all cpusets of the
-machine, and a moved task loses its caches), then cores that a pool has only in part, then NUMA nodes and L3 caches that
-pools are spread over. The first is always the minimum. The others are bin packing, solved by the usual heuristics: the
-tightest place that holds all of it, the largest pools first.
+The objective: CPUs moved first (a v1 cpuset write costs time in proportion to all cpusets of the machine, and a moved
+task loses its caches), then cores that a pool has only in part, then NUMA nodes and L3 caches that pools are spread
+over. The first is always the minimum. The others are bin packing, solved by the usual heuristics: the tightest place
+that holds all of it, the largest pools first.
 
-1. Every pool keeps what it holds, or as much of it as its size allows: lone threads are released first, then CPUs in
-   the nodes and caches where the pool has least.
-2. Every pool that lacks CPUs takes free ones, those that may choose least first: where it is already, on whole cores,
-   in one node and one cache if any holds all of it; away from nodes that others are bound to.
+1. Every pool keeps what it holds, or as much of it as its size allows (`PackingMachine.assign`).
+2. Every pool that lacks CPUs takes free ones, those that may choose least first.
 3. Only if a bound pool still lacks CPUs because another is in its node: `complete` finds the pools that yield,
    with the fewest moves in all, and 1 and 2 are repeated within each part.
-
-For 3 the machine falls into cells, the parts in which the same pools may have CPUs (with pools bound to NUMA nodes:
-those nodes, and the rest). Within a cell all CPUs are equal but for their present pools, so numbers are enough: a pool
-that holds ``h`` CPUs of a cell and gets ``x`` of it keeps ``min(x, h)`` and moves the rest. That is a transport problem
-with costs of 0 and 1, solved by cheapest augmenting paths (Ford and Fulkerson; Busacker and Gowen): a pool that lacks
-CPUs takes from a cell, another one there yields and takes from another cell, and so on.
-
-1 and 2 use masks and not `CpuSet`: a packing of a thousand CPUs is some ten thousand operations on sets. A core is here
-what is free of it; regions are the parts of a node under one L3 cache.
 
 Source: Katalyst packs all pools from scratch in the order of their names at each change, so that the growth of one pool
 moves every later one. Only the order, low CPUs first, is the same: BE work takes the high ones.
@@ -36,7 +25,7 @@ Masks = dict[str, int]
 
 
 class _PackingRegion:
-    """A part of one node under one L3 cache, and its cores; all as masks of free CPUs."""
+    """A part of one node under one L3 cache, and its cores (what is free of them); all as masks of free CPUs."""
 
     __slots__ = ("cores", "mask", "node", "socket")
 
@@ -57,7 +46,10 @@ class _PackingOption(NamedTuple):
 
 
 class PackingMachine:
-    """The free CPUs by node, cache and core."""
+    """The free CPUs by node, cache and core.
+
+    Masks and not `CpuSet`: a packing of a thousand CPUs is some ten thousand operations on sets.
+    """
 
     def __init__(self, topology: Topology, free: int) -> None:
         self.topology = topology
@@ -65,7 +57,7 @@ class PackingMachine:
         self.regions: list[_PackingRegion] = []
         self.threads = 1
         by_place: dict[tuple[int, int], _PackingRegion] = {}
-        region = _PackingRegion(0, 0, 0)
+        region = _PackingRegion(0, 0, 0)  # of no CPU, until the first one is looked up
         for core in topology.cores():
             rest = core.mask & free
             if not rest:
@@ -94,21 +86,21 @@ class PackingMachine:
         for name, missing in lacking.items():
             if missing > 0:
                 growing |= holds[name]
-        given: Masks = {}
+        assigned: Masks = {}
         free = self.free
         for name, missing in lacking.items():
-            given[name] = holds[name] if missing >= 0 else self._shrunk(holds[name], -missing, growing)
-            free &= ~given[name]
+            assigned[name] = holds[name] if missing >= 0 else self._shrunk(holds[name], -missing, growing)
+            free &= ~assigned[name]
         confined = 0
         for mask in allowed.values():
             if mask != self.free:
                 confined |= mask
         takers = [name for name, missing in lacking.items() if missing > 0]
         for name in sorted(takers, key=lambda name: (allowed[name].bit_count(), -lacking[name], name)):
-            took = self._taken(given[name], lacking[name], free & allowed[name], confined)
-            given[name] |= took
+            took = self._taken(assigned[name], lacking[name], free & allowed[name], confined)
+            assigned[name] |= took
             free &= ~took
-        return given
+        return assigned
 
     def _shrunk(self, own: int, excess: int, growing: int) -> int:
         """Without ``excess`` CPUs: lone threads first, beside a pool that grows before all; then whole cores."""
@@ -151,6 +143,7 @@ class PackingMachine:
                 mask |= regions[at].mask
             # This test needs the whole node, also the parts without a free CPU.
             home = any(region.mask & own for region in self.regions if region.node == node)
+            # Where it is already; away from nodes that others are bound to; in a socket where it is.
             rank = (not home, bool(mask & confined), regions[members[0]].socket not in near)
             nodes.append(_PackingOption(node, (mask & usable).bit_count(), sum(unbroken[at] for at in members), rank))
         took = 0
@@ -198,6 +191,7 @@ def _divided(need: int, options: Sequence[_PackingOption], threads: int) -> list
         pairs.append((best.at, amount))
         open_ones.remove(best)
         if amount < best.cpus:
+            # The rest of this place is one where the pool is now.
             rank = (False, *best.rank[1:])
             open_ones.append(_PackingOption(best.at, best.cpus - amount, max(0, best.unbroken - amount), rank))
     totals: dict[int, int] = {}
@@ -272,15 +266,19 @@ def cells(free: int, allowed: Mapping[str, int]) -> QuotaCells:
 
 
 def complete(
-    sizes: Mapping[str, int], held: Mapping[str, int], given: Mapping[str, int], parts: QuotaCells
+    sizes: Mapping[str, int], held: Mapping[str, int], assigned: Mapping[str, int], parts: QuotaCells
 ) -> Counts | None:
     """Numbers by pool and cell that give every pool its size and move the fewest CPUs; None: the sizes are impossible.
 
-    ``held`` and ``given`` are disjoint masks by pool: what it has now, and a part of the answer in which each pool kept
-    as much as its size allows (which is the cheapest answer for the CPUs it gives out, and so a place to start from).
+    Within a cell all CPUs are equal but for their present pools, so numbers are enough: a pool that holds ``h`` CPUs of
+    a cell and gets ``x`` of it keeps ``min(x, h)`` and moves the rest. That is a transport problem with costs of 0 and
+    1, solved by cheapest augmenting paths (Ford and Fulkerson; Busacker and Gowen): a pool that lacks CPUs takes from a
+    cell, another one there yields and takes from another cell, and so on.
 
+    ``held`` and ``assigned`` are disjoint masks by pool: what it has now, and a part of the answer in which each pool
+    kept as much as its size allows (the cheapest answer for the CPUs it gives out, and so a place to start from).
     """
-    has, holds = parts.numbers(given), parts.numbers(held)
+    has, holds = parts.numbers(assigned), parts.numbers(held)
     room = [mask.bit_count() for mask in parts.masks]
     for row in has.values():
         for at, count in enumerate(row):
@@ -291,6 +289,7 @@ def complete(
         if path is None:
             return None
         amount = min(lacking[path[0][0]], room[path[-1][1]])
+        # As many CPUs as the path's cost is right for: at what a pool held a step becomes a move, or ceases to be one.
         for step, (name, at) in enumerate(path):
             mine, before = has[name][at], holds[name][at]
             if mine < before:
@@ -440,27 +439,28 @@ def pack(
     parts = cells(whole, allowed)
     if any(wanted[name] > allowed[name].bit_count() for name in names) or sum(wanted.values()) > whole.bit_count():
         wanted = attainable(wanted, parts)
-    given = machine.assign(wanted, holds, allowed)
-    if any(mask.bit_count() < wanted[name] for name, mask in given.items()):
-        counts = complete(wanted, holds, given, parts)
+    assigned = machine.assign(wanted, holds, allowed)
+    if any(mask.bit_count() < wanted[name] for name, mask in assigned.items()):
+        counts = complete(wanted, holds, assigned, parts)
         if counts is None:
+            # Each size fits its bounds, and so does the sum, but not that of several pools with common bounds.
             wanted = attainable(wanted, parts)
-            given = machine.assign(wanted, holds, allowed)
-            counts = complete(wanted, holds, given, parts) or parts.numbers(given)
-        given = _moved(counts, holds, given, parts, topology)
-    return {name: CpuSet.from_mask(given[name]) for name in names}
+            assigned = machine.assign(wanted, holds, allowed)
+            counts = complete(wanted, holds, assigned, parts) or parts.numbers(assigned)
+        assigned = _moved(counts, holds, assigned, parts, topology)
+    return {name: CpuSet.from_mask(assigned[name]) for name in names}
 
 
-def _moved(counts: Counts, holds: Masks, given: Masks, parts: QuotaCells, topology: Topology) -> Masks:
+def _moved(counts: Counts, holds: Masks, assigned: Masks, parts: QuotaCells, topology: Topology) -> Masks:
     """Bring the cells in which the numbers are not as ``counts`` has them to these numbers."""
-    before = parts.numbers(given)
-    numbers = dict(given)
+    before = parts.numbers(assigned)
+    numbers = dict(assigned)
     for at, cell in enumerate(parts.masks):
         if all(counts[name][at] == before[name][at] for name in counts):
             continue
         current = {name: row[at] for name, row in counts.items()}
         held = {name: mask & cell for name, mask in holds.items()}
-        settled = PackingMachine(topology, cell).assign(current, held, dict.fromkeys(current, cell))
-        for name, mask in settled.items():
+        packed = PackingMachine(topology, cell).assign(current, held, dict.fromkeys(current, cell))
+        for name, mask in packed.items():
             numbers[name] = numbers[name] & ~cell | mask
     return numbers

@@ -46,16 +46,17 @@ def members(
     ``owners``: pods that have CPUs of their own, which are in no pool, and on which nodes. A dedicated pod without any
     is in the default one: it must not run on the CPUs of those that own some.
 
-    A pod for which a scheduler decided several nodes is in a pool of them all. One that is bound to none is assigned to
-    a node that has its request beside the others' there, if there is any (`reconciler.placement.seats`); among those to
-    the one with the smallest requests for each free CPU; of equal ones to the lowest. A node without free CPUs is none,
-    and one that is not to be shared (Katalyst's ``numa_share`` false, of a pod there or its own) is taken only as a
-    last resort. ``rivals``: new containers with CPUs of their own, which are placed afterwards.
+    A pod for which a scheduler decided several nodes is in a pool of them all. One that is bound to none is
+    assigned to a node that has its request beside the others' there, if there is any
+    (`reconciler.placement.seats`); among those to the one with the smallest requests for each free CPU; of equal
+    ones to the lowest. A node without free CPUs is not used, and one that is not to be shared (Katalyst's
+    ``numa_share`` false, of a pod there or its own) is taken only as a last resort. ``rivals``: new containers with
+    CPUs of their own, which are placed afterwards.
     """
     owners = owners or {}
-    company = NumaOccupancy({uid: pod.wish for uid, pod in pods.items()})
-    for uid, nodes_of_it in owners.items():
-        company.assign_pod(uid, nodes_of_it)
+    occupancy = NumaOccupancy({uid: pod.wish for uid, pod in pods.items()})
+    for uid, owner_nodes in owners.items():
+        occupancy.assign_pod(uid, owner_nodes)
     result: dict[str, list[Pod]] = {DEFAULT: []}
     bound: dict[str, str] = {}
     nodes: dict[str, tuple[int, ...]] = {}
@@ -70,10 +71,10 @@ def members(
             bound[pod.uid] = key
         if on:
             nodes[key] = on
-            company.assign_pod(pod.uid, CpuSet(on))
-            here = [node for node in on if node in usable]
-            for node in here:
-                seats.join(node, base_of(key) if len(on) == 1 else key, pod.request_milli // len(here))
+            occupancy.assign_pod(pod.uid, CpuSet(on))
+            usable_nodes = [node for node in on if node in usable]
+            for node in usable_nodes:
+                seats.join(node, base_of(key) if len(on) == 1 else key, pod.request_milli // len(usable_nodes))
 
     for uid in sorted(pods):
         pod = pods[uid]
@@ -94,7 +95,7 @@ def members(
         SeatRequest(pod.uid, _pool(_base(pod) or DEFAULT), pod.request_milli, pod.wish.numa_share is False)
         for pod in later
     ]
-    chosen_nodes = seats.choose(waiting, company) if waiting else {}
+    chosen_nodes = seats.choose(waiting, occupancy) if waiting else {}
     for pod in later:
         join(pod, _base(pod) or DEFAULT, (chosen_nodes[pod.uid],))
     return PoolMembers({key: tuple(result[key]) for key in sorted(result)}, dict(sorted(bound.items())), nodes, waiting)

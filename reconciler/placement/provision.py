@@ -1,34 +1,13 @@
 """The demand to size an online pool for, by the pool's provision policy. Pure; `sizes.regulate` limits the steps.
 
-Units: thousandths of a CPU; times are seconds on the view's clock; indicators are in a unit of their own.
-Source: Katalyst's provision policies none, canonical, rama (here: pid) and dynamic-quota, with its table of gains.
-Differences, and why:
+The indicators of pid are what this agent measures: the pool's CPU use, its pods' waiting in the run queue without what
+their own quotas cause (`cpu.wait_milli`), and their cycles per instruction (`cpi`). The last two have no target by
+default; then they are neither measured nor used.
 
-- pid works. Katalyst's rama is off as soon as CPUs are reserved for allocation, which is its default.
-- A gain counts in sizes of the pool, not of the machine (so the numbers are ten times Katalyst's: a pool of a tenth of
-  the machine moves alike). The error is a logarithm, so a gain of 1 takes an indicator that is inverse to the size
-  exactly to its target, whatever the size; Katalyst's 0.10 of 128 CPUs is 3.2 for a pool of 4, and anything above 2
-  swings ever wider. Down gains remain well below the up ones, which is what keeps a small pool from flipping.
-- A step is taken from the size in force, once for each size: repeated calls (a burst of pod events) add nothing up, a
-  reading from before the last change is not used again, and a size that others cut short does not wind up.
-- A step is at least one step of the pool's size. A smaller one changes nothing, and the next one begins where it did: a
-  pool in the wrong place between two sizes would never move again.
-- A pool shrinks only where the smaller size is large enough, if its indicators rise as its CPUs get fewer. Some rise
-  faster than that, so a size that turned out too small is tried again only when the pods use a tenth less than then.
-- A pool that others cut keeps its demand while it uses what it has: what it got is not what it needs. Under pid it may
-  still rise to its requests.
-- An indicator that is unknown or old means no change and, as the largest adjustment wins, keeps the others from
-  shrinking the pool. With none at all the estimate decides, and only upwards.
-- The indicators are what this agent measures: the pool's CPU use, its pods' waiting in the run queue without what their
-  own quotas cause (`cpu.wait_milli`), and their cycles per instruction (`cpi`). Katalyst's latencies of memory reads,
-  memory writes and L3 misses are measured by a collector of its own, in counters of single processor models: no signal
-  here.
-- An indicator has no target by default. Then it is neither measured nor used.
-- pid never sets less than what the pods use, nor less than the requests of new ones: a pod that just started shows in
-  no indicator.
-- Katalyst's dynamic-quota is a quota for BE work, reclaimed CPUs x (target - current) + BE use. As current x CPUs is
-  the use of all, that is CPUs x target less what others use: the budget law (`reconciler.policies.budget`), which
-  holds here under every policy. What is left of it here is the pool's side: the size that the pods fill to the target.
+Units: thousandths of a CPU; times are seconds on the view's clock; indicators are in a unit of their own.
+Source: Katalyst's provision policies none, canonical, rama (here: pid; rama is off as soon as CPUs are reserved for
+allocation, which is its default) and dynamic-quota, with its table of gains. Katalyst's latencies of memory reads,
+memory writes and L3 misses are measured by a collector of its own, in counters of single processor models.
 """
 
 import math
@@ -46,11 +25,12 @@ from state.evidence import PodSnapshot, SampleFrame
 from state.model import Pod
 
 USAGE: Final = "cpu_usage_ratio"
-"""The indicator that is always there: what the pool's pods use, of its CPUs."""
+"""The indicator that always exists: what the pool's pods use, of its CPUs."""
 _WAIT: Final = "cpu.wait_milli"
 _CPI: Final = "cpi"
 _USE: Final = "cpu.use"
 _CERTAIN: Final = 0.5
+"""A sample of less confidence is left out."""
 _QUIET_MILLI: Final = 20
 """Below this a pod's cycles per instruction say nothing of its pool."""
 _CPU: Final = 1000
@@ -71,12 +51,18 @@ class ProvisionPolicy(StrEnum):
 
 
 class PidGains(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an indicator moves the size of a pool."""
+    """How an indicator moves the size of a pool.
 
-    # Constants: no two nodes need them to differ. They are Katalyst's.
+    A gain counts in sizes of the pool, not of the machine. The error is a logarithm, so a gain of 1 takes an indicator
+    that is inverse to the size exactly to its target, whatever the size. Katalyst's 0.10 of 128 CPUs is 3.2 for a pool
+    of 4, and anything above 2 swings ever wider.
+    """
+
+    # Constants: no two nodes need them to differ. They are Katalyst's, times ten: so a pool of a tenth of the machine
+    # moves alike.
     # Gain above the target: pool size times this, per factor e of excess.
     up: ClassVar[float] = 1.0
-    # Gain below the target.
+    # Gain below the target: well below the other, which keeps a small pool from flipping.
     down: ClassVar[float] = 0.4
     # No change while it exceeds the target by at most this share.
     above: ClassVar[float] = 0.01
@@ -269,6 +255,8 @@ def demand(
         case ProvisionPolicy.PID if previous is not None:
             return _pid(pods, uses, measured, previous, now=now, config=config, size=size, threads=threads)
         case ProvisionPolicy.DYNAMIC_QUOTA:
+            # The size that the pods fill to the target. Katalyst's is a quota for BE work, reclaimed CPUs x (target -
+            # current) + BE use: CPUs x target less what others use, which the budget law holds here in any case.
             margin = round(100 * 100 / config.target_percent) - 100
             filled = estimate(pods, uses, replace(config.estimate, margin_percent=margin))
             milli, why = filled.milli, f"dynamic_quota: target use {config.target_percent} %: {filled.describe}"
@@ -289,7 +277,7 @@ def with_experience(
 
 
 def _starved(pods: Sequence[Pod], uses: Uses, previous: PoolSize, config: ProvisionConfig) -> bool:
-    """Whether others cut the pool, and it uses what it has."""
+    """Whether others cut the pool, and it uses what it has: that is not what it needs."""
     used = used_now(pods, uses, config.estimate).milli
     return previous.cut and used * 100 >= previous.cpus * _CPU * _FULL_PERCENT
 
@@ -310,17 +298,22 @@ def _pid(
         indicators[USAGE] = usage
     wanted, why = pid_step(indicators, previous, now, config.pid)
     if why is None:
+        # No indicator is known: the estimate decides, and only upwards.
         need = estimate(pods, uses, config.estimate)
         return max(need.milli, previous.wanted_milli), f"pid: no indicator available: {need.describe}, no decrease"
     least = estimate(pods, uses, replace(config.estimate, margin_percent=0))
     before = min(previous.wanted_milli, previous.cpus * _CPU)
     beside = next_sizes(previous.cpus, size, threads=threads)
     if wanted > before and previous.cut:
+        # What others cut away may still rise to the requests.
         requests = estimate(pods, {}, replace(config.estimate, fallback_milli=0)).milli
         wanted = max(previous.wanted_milli, min(wanted, requests))
     elif wanted > before:
+        # At least one step of the pool's size: a smaller one changes nothing, and the next one begins where it did.
         wanted = max(wanted, beside.grows_at)
     elif wanted < before:
+        # Only to a size that is large enough, if the indicators rise as the CPUs get fewer. Some rise faster than that:
+        # so a size that was too small is tried again only when the pods use a tenth less than then.
         goal = max(_goal(indicators, previous.cpus), least.milli)
         small = used_now(pods, uses, config.estimate).milli * 100 >= previous.small_milli * _LESS_PERCENT
         if goal + beside.noise > beside.lower * _CPU:
@@ -329,6 +322,7 @@ def _pid(
             wanted, why = previous.wanted_milli, f"{why}, but a smaller size was too small"
         else:
             wanted = min(max(wanted, goal), beside.shrinks_at)
+    # The use, and the requests of new pods: a pod that just started shows in no indicator.
     if least.milli > wanted:
         return least.milli, f"pid: {why}; but at least {least.describe}"
     return wanted, f"pid: {why}"
@@ -357,7 +351,8 @@ def pid_step(
 ) -> tuple[int, str | None]:
     """The demand that brings the indicators to their targets, and which of them decided; no reason without any.
 
-    The derivative gain is 0, as in the source.
+    Once for each size: repeated calls (a burst of pod events) add nothing up, and a reading from before the last change
+    is not used again. The derivative gain is 0, as in the source.
     """
     settled = not previous.changed_at <= now < previous.changed_at + config.settle_s
     steps: list[tuple[float, str]] = []
@@ -366,6 +361,7 @@ def pid_step(
         indicator = indicators[name]
         stale_after_s = gains.stale_after_s if isinstance(gains, CpiGains) else config.stale_after_s
         known = indicator.current is not None and indicator.age_s is not None and indicator.age_s <= stale_after_s
+        # As the largest step wins, an unknown indicator keeps the others from shrinking the pool.
         if indicator.current is None or not known:
             steps.append((0.0, f"{name} is unknown: no change"))
         elif not settled or now - (indicator.age_s or 0.0) < previous.changed_at <= now:

@@ -2,12 +2,7 @@
 
 A set of nodes is a hint when what is free on them covers the request; it is preferred when it has no more nodes than
 the request would need on an empty machine (the kubelet's rule in its CPU, memory and device managers). On up to
-`hints.EXACT` nodes all sets are tried, as the kubelet does. On more, only sets that are likely choices: from every node
-outwards, the nearest first (and again the emptiest first), the first set that is enough for each resource and the first
-that is enough for all; the nearest partner with which it is enough for all; and for each resource separately its
-emptiest nodes. So there are at most n x (2k + 3) + k + 1 sets of n nodes and k resources, and all resources get hints
-of the same sets. What one or two nodes can do together is found always; of wider sets not every one is seen, and what
-is missed is a narrower set, never that there is none.
+`hints.EXACT` nodes all sets are tried, as the kubelet does; on more, only sets that are likely choices (`_likely`).
 
 Source: the kubelet's generateCPUTopologyHints, calculateHints (memory) and generateDeviceTopologyHints.
 """
@@ -183,6 +178,13 @@ def _amounts(supply: ResourceCapacity, nodes: Sequence[int]) -> list[int]:
 
 
 def _likely(nodes: Sequence[int], supplies: Sequence[ResourceCapacity], topology: Topology) -> list[int]:
+    """Sets that are likely choices, at most n x (2k + 3) + k + 1 of n nodes and k resources.
+
+    From every node outwards, the nearest first (and again the emptiest first), the first set that is enough for each
+    resource and the first that is enough for all; the nearest partner with which it is enough for all; and for each
+    resource separately its emptiest nodes. All resources get hints of the same sets. What one or two nodes can do
+    together is found always; of wider sets not every one is seen, and what is missed is a narrower set.
+    """
     room = {node: _room(node, supplies) for node in nodes}
     masks: set[int] = {1 << node for node in nodes}
     # A node without any of the requested resource only makes a set wider.
@@ -227,7 +229,10 @@ def _pair(order: Sequence[int], supplies: Sequence[ResourceCapacity], masks: set
 
 
 def _room(node: int, supplies: Iterable[ResourceCapacity]) -> Fraction:
-    """How much of the request that is tightest here the node covers, from 0 to 1; the rest's parts break ties."""
+    """How much of the request that is tightest on the node it covers, from 0 to 1; the rest's parts break ties.
+
+    As fractions: equal nodes must be equal, whatever the units.
+    """
     shares = [min(Fraction(1), Fraction(supply.free.get(node, 0), supply.request)) for supply in supplies]
     return min(shares, default=Fraction(0)) + sum(shares, Fraction(0)) / (len(shares) * 1000 or 1)
 
@@ -249,7 +254,7 @@ class NumaFreeMemory(Struct, frozen=True, kw_only=True):
 class FreeCapacity:
     """The free CPUs and the memory by node, less what the demands hold and what newcomers took so far.
 
-    Which CPUs a newcomer takes is not known here: he is taken to begin as few cores as he can.
+    Which CPUs a newcomer takes is not known yet: it is assumed to begin as few cores as possible.
     """
 
     def __init__(
@@ -272,8 +277,8 @@ class FreeCapacity:
         self._unused = dict(memory.free) if memory is not None else {}
         self._unpromised = dict(memory.total) if memory is not None else {}
         for demand in demands:
-            there = (demand.held or demand.explicit or EMPTY) & free
-            self._promise(demand, {node: len(topology.node_cpus(node) & there) for node in self._total})
+            cpus = (demand.held or demand.explicit or EMPTY) & free
+            self._promise(demand, {node: len(topology.node_cpus(node) & cpus) for node in self._total})
 
     def expect(self, decided: Iterable[CpuDemand]) -> None:
         """New demands whose nodes are decided: the others leave them these CPUs, while there are enough elsewhere."""

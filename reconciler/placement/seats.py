@@ -1,12 +1,7 @@
 """One NUMA node for each pod that is to be bound to one, so that all of them fit. Pure.
 
 Each claim takes whole CPUs of its node: a pool of so many pods the sum of their requests, rounded up. Pods that have a
-node keep it. The others are placed together, the largest first, each on the node with the smallest requests for each
-CPU among those that have room for it (spread, as the load of a pool is not known before). If that leaves one of them
-without room, others are searched in the same order of preference, with at most `STEPS` tries. New
-containers with CPUs of their own on one node (`NodeRivals`) take part: they are placed afterwards, by the hints of all
-their resources, but find the room. If not all fit, the pods are before them: such a container can be spread, a pool
-can not. What does not fit then is placed where the most room is, and its pool is cut.
+node keep it. The others are placed together (`NodeSeats.choose`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -71,17 +66,26 @@ class NodeSeats:
         self._milli[node, pool] = self._milli.get((node, pool), 0) + milli
         self._load[node] += milli
 
-    def choose(self, waiting: Sequence[SeatRequest], company: NumaOccupancy) -> dict[str, int]:
-        """A node for each, by uid. There is at least one node."""
+    def choose(self, waiting: Sequence[SeatRequest], occupancy: NumaOccupancy) -> dict[str, int]:
+        """A node for each, by uid. There is at least one node.
+
+        The largest first, each on the node with the smallest requests for each CPU among those that have room for it:
+        spread, as the load of a pool is not known before. If that leaves one of them without room, others are searched
+        in the same order of preference.
+        """
         order = sorted(waiting, key=_largest_first)
-        unshared = {request.uid: company.unshareable_nodes(request.uid).mask for request in order}
+        unshared = {request.uid: occupancy.unshareable_nodes(request.uid).mask for request in order}
+        # New containers with CPUs of their own on one node take part: they are placed afterwards, by the hints of all
+        # their resources, but find the room.
         near = [SeatRequest("", "", _CPU * count) for count in self._rivals.near]
+        # If not all fit, the pods are before them: such a container can be spread, a pool can not.
         for requests in (sorted((*order, *near), key=_largest_first), order) if near else (order,):
             found = self.copy().greedy(requests, unshared)
             if found is None and len(requests) <= SEARCHED:
                 found = _SeatSearch(requests, unshared).found(self)
             if found is not None:
                 return found
+        # What does not fit is placed where the most room is, and its pool is cut.
         return self.copy().greedy(order, unshared, cut=True) or {}
 
     def greedy(
@@ -101,6 +105,7 @@ class NodeSeats:
     def nodes(self, request: SeatRequest, unshared: int) -> list[int]:
         """The nodes with room for a request, the best first. ``unshared``: a mask of nodes that it is to avoid."""
         fitting = [node for node, left in self._left.items() if self._more(node, request.pool, request.milli) <= left]
+        # A container with CPUs of its own: the tightest node.
         if not request.uid:
             return sorted(fitting, key=lambda node: (self._left[node], node))
 

@@ -4,16 +4,7 @@ Arithmetic only. Units: sizes are CPUs (hardware threads), demand is thousandths
 view's clock.
 
 Source: Katalyst's regulator (a fixed reserve on top of the estimate, at most 10 CPUs up a step, at most 2 down and 30 s
-apart, even numbers with SMT) and its proportional cut of pools that do not fit. Differences, and why:
-
-- Headroom is a share of the demand with a small fixed minimum. Four CPUs on top for every pool is most of a small node.
-- Steps grow with the pool. By two CPUs per 30 s a pool of 200 that needs 20 shrinks for 45 minutes; by a tenth, eleven.
-- Growth has an interval as well: a burst of pod events causes many calls, and a step per call would not be a limit.
-- A pool that has just grown does not shrink within the interval either, and shrinks only when half a core more than its
-  demand would fit the smaller size. Noise about a whole number moves nothing.
-- Steps start from the size that a pool requested, not from what a cut left of it: a size that followed its own cut
-  would give every pool the same step, and so move CPUs from large pools to small ones at constant demand.
-- The cut is by largest remainder. Rounding up from the largest on leaves the last in the list with what is left.
+apart, even numbers with SMT) and its proportional cut of pools that do not fit.
 """
 
 from collections.abc import Mapping
@@ -27,6 +18,8 @@ from state.cpu import PoolSize
 
 _CPU: Final = 1000
 _NOISE_MILLI: Final = 500
+"""Of each thread of a core: so much more than the demand has to fit a smaller size. Noise about a whole number moves
+nothing."""
 _REDUCED: Final = "; reduced to "
 _Step = Annotated[int, Meta(ge=1, le=1024)]
 _Percent = Annotated[int, Meta(ge=0, le=1000)]
@@ -42,15 +35,17 @@ class SizeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grow_step_cpus: ClassVar[_Step] = 10
     # The same for large pools; the larger of the two.
     grow_step_percent: ClassVar[_Percent] = 50
-    # As often as the use is measured.
+    # As often as the use is measured. A burst of pod events causes many calls: a step per call would be unlimited.
     grow_interval_s: ClassVar[_Seconds] = 1.0
     # Katalyst's: demand returns sooner than a pool should lose its CPUs.
     shrink_step_cpus: ClassVar[_Step] = 2
-    # The same for large pools; the larger of the two.
+    # The same for large pools; the larger of the two. By two CPUs a pool of 200 that needs 20 shrinks for 45 minutes;
+    # by a tenth, eleven.
     shrink_step_percent: ClassVar[Annotated[int, Meta(ge=0, le=100)]] = 10
     # A dip of the load is shorter than this.
     shrink_interval_s: ClassVar[_Seconds] = 30.0
-    # A share of a small demand is less than one thread can use.
+    # A share of a small demand is less than one thread can use. Katalyst's four CPUs for every pool are most of a small
+    # node.
     headroom_milli: ClassVar[int] = 1000
     # Katalyst's: a core with two threads.
     minimum_cpus: ClassVar[int] = 2
@@ -95,6 +90,8 @@ def regulate(
         return PoolSize(wanted_milli=wanted_milli, cpus=target, changed_at=now, reason=text)
     elapsed = now - previous.changed_at
     rebooted = elapsed < 0
+    # From what the pool requested, not from what a cut left of it: a size that followed its own cut would give every
+    # pool the same step, and so move CPUs from large pools to small ones at constant demand.
     old = previous.asked
     if target > old and (rebooted or elapsed >= config.grow_interval_s):
         step = max(config.grow_step_cpus, old * config.grow_step_percent // 100)
@@ -103,6 +100,7 @@ def regulate(
         changed = replace(previous, wanted_milli=wanted_milli, cpus=size, asked_cpus=0, changed_at=now, reason=note)
         return replace(changed, shrunk_at=min(previous.shrunk_at, now))
     lower = _target(wanted_milli + _NOISE_MILLI * unit, unit, config)
+    # A pool that has just grown does not shrink within the interval either.
     if lower < old and (rebooted or elapsed >= config.shrink_interval_s):
         # What others cut away already needs no steps.
         old = min(old, max(previous.cpus, lower))
@@ -155,7 +153,8 @@ def fit(sizes: Mapping[str, int], available: int) -> FittedSizes:
     1. Each pool's share is its part of ``available`` in proportion to its request; a pool whose share is below one CPU
        has one, and the others divide the rest in the same way.
     2. Shares are rounded down, and the CPUs left over are given one each to the largest remainders; of equal ones to
-       the pool with the larger request, then to the lower name.
+       the pool with the larger request, then to the lower name. (Katalyst rounds up from the largest on, which leaves
+       the last in the list with what is left.)
     3. With fewer CPUs than pools, the pools with the smallest requests (of equal ones the higher names) share one CPU,
        and the others have one each.
 
