@@ -156,7 +156,7 @@ class _Allocator:
 
         The kubelet's full-pcpus-only rejects a pod whose count is not a multiple of the threads of a core
         (SMTAlignmentError). Here the pod runs already, so it gets the last core whole instead: no other demand could
-        use its other thread.
+        use its other thread. It is refused only when that core is unavailable.
         """
         surplus = cpus.bit_count() - demand.count
         cores = self._fitter.touched(cpus) if demand.full_cores else []

@@ -12,7 +12,8 @@ A rule is one small class, `Plugin`, that overrides one or more extension points
     deallocate  called with the CPUs that it released
 
 The best weighted sum of scores wins; of equal ones the combination that was selected first (plug-ins in the order of
-their names in `BUILT_IN`, then the site's). docs/cpu-plugins.md describes how a site writes one.
+their names in `BUILT_IN`, then the site's). Inside a combination the built-in ones take the lowest free ids.
+docs/cpu-plugins.md describes how a site writes one.
 
 Source: the CPU manager plug-in model proposed for the kubelet (sort, filter, post-filter, pre-score, select, score,
 allocate, deallocate). Differences: pre-scores are given by groups (bit masks) instead of per CPU, so that a rule costs
@@ -262,11 +263,11 @@ class PluginRunner:
         """``cpus`` by falling sum of weighted pre-scores: disjoint, none empty."""
         groups = [
             (mask, score * weight)
-            for _, weight, given in self._answers(
+            for _, weight, groups_of_one in self._answers(
                 "pre_score", demand, lambda plugin: _scored(plugin.pre_score(demand, self.context, cpus), cpus)
             )
-            for mask, score in given
-            if mask != cpus.mask and score
+            for mask, score in groups_of_one
+            if mask != cpus.mask and score  # one for all CPUs distinguishes none
         ]
         if not groups:
             return (cpus,) if cpus else ()
@@ -311,12 +312,12 @@ class PluginRunner:
 
     def _selected(self, question: PluginRequest) -> Sequence[CpuSet]:
         values: dict[int, None] = {}
-        for _, _, given in self._answers(
+        for _, _, masks_of_one in self._answers(
             "select",
             question.demand,
             lambda plugin: _combinations(plugin.select(question, self.context), question, _COMBINATIONS),
         ):
-            values.update(dict.fromkeys(given))
+            values.update(dict.fromkeys(masks_of_one))
         fitter = self.context.fitter
         if not values:
             # Whatever is switched off or broken, there is a result.
@@ -378,7 +379,7 @@ def _cpus(value: CpuSet) -> CpuSet:
 def _scored(values: Iterable[Scored], cpus: CpuSet) -> list[tuple[int, float]]:
     """At most two groups a CPU: more would make no difference."""
     limit = 2 * len(cpus)
-    return [(mask, _unit(score)) for given, score in islice(values, limit) if (mask := _cpus(given).mask & cpus.mask)]
+    return [(mask, _unit(score)) for group, score in islice(values, limit) if (mask := _cpus(group).mask & cpus.mask)]
 
 
 def _combinations(values: Iterable[CpuSet], question: PluginRequest, limit: int) -> list[int]:

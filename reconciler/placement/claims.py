@@ -85,8 +85,8 @@ def plain(claims: tuple[CpuClaim, ...]) -> list[dict[str, object]]:
 def _own(view: NodeView, pools: Pools) -> Iterator[CpuClaim]:
     asked: dict[str, int] = {}
     # Where the policy is off no container requests CPUs of its own: all run in the pools.
-    given = view.kubelet.policy is CpuPolicy.NONE and pools.reasons.get("exclusive") != "off"
-    wanted = given or bool(pools.placed)
+    allocates = view.kubelet.policy is CpuPolicy.NONE and pools.reasons.get("exclusive") != "off"
+    wanted = allocates or bool(pools.placed)
     for uid, pod in view.pods.items():
         if pod.pod_class is not PodClass.DEDICATED or not wanted:
             continue
@@ -191,9 +191,9 @@ def _pool(name: str, members: _PoolPods, view: NodeView, pools: Pools) -> CpuCla
 
 
 def _taken(nodes: CpuSet, name: str, view: NodeView, pools: Pools) -> str:
-    there = CpuSet.union(map(view.topology.node_cpus, nodes))
+    cpus_there = CpuSet.union(map(view.topology.node_cpus, nodes))
     where = f"NUMA {'node' if len(nodes) == 1 else 'nodes'} {nodes}"
-    if not there:
+    if not cpus_there:
         return f"{where} has no online CPUs" if len(nodes) == 1 else f"{where} have no online CPUs"
     # The CPUs of pools that run in the shared one are counted once, as those of BE work in mode overlap.
     guests = {key for key, cpus in pools.named.items() if cpus == pools.shared}
@@ -202,7 +202,7 @@ def _taken(nodes: CpuSet, name: str, view: NodeView, pools: Pools) -> str:
     owners: Mapping[str, CpuSet] = {
         owner: part
         for owner, cpus in {**by_pool(pools), "isolated": view.topology.isolated, "outside": outside}.items()
-        if owner not in unseen and (part := cpus & there)
+        if owner not in unseen and (part := cpus & cpus_there)
     }
     largest = sorted(owners, key=lambda owner: (-len(owners[owner]), owner))
     parts = [f"{owner} {len(owners[owner])}" for owner in largest[:_SHOWN]]
@@ -210,7 +210,7 @@ def _taken(nodes: CpuSet, name: str, view: NodeView, pools: Pools) -> str:
         parts.append(
             f"{plural(len(largest) - _SHOWN, 'other')} {sum(len(owners[owner]) for owner in largest[_SHOWN:])}"
         )
-    return f"of {plural(len(there), 'CPU')} on {where}: {', '.join(parts) or 'all are its own'}"
+    return f"of {plural(len(cpus_there), 'CPU')} on {where}: {', '.join(parts) or 'all are its own'}"
 
 
 def _nodes(cpus: CpuSet, topology: Topology) -> tuple[int, ...]:

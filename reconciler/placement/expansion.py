@@ -95,7 +95,7 @@ class _Division:
         self.sizes[self._rest] += max(0, missing)
 
     def lacks(self, key: str) -> bool:
-        """Whether it has less than a third of its part, by more than the rounding."""
+        """Whether it has less than a third of its part (beyond its request), by more than the rounding."""
         requested = self._requested[key]
         return 3 * (self.sizes[key] - requested) < self._targets[key] - requested - 2
 

@@ -138,6 +138,7 @@ class PoolFloors:
 
         The CPUs that are never to be owned (``keep``) remain in every step.
         """
+        # Without needs (nothing is to be decided) every step leaves the same.
         if number > (STEPS if self._need.loose else 1):
             return None
         withheld = 0

@@ -323,6 +323,7 @@ def merge(
                 by_resource=kept,
             )
     number = _aligned(options, nodes, rank)
+    # single-numa-node admits no merge of several nodes, even where all resources prefer it.
     keeps = policy is not TopologyPolicy.SINGLE_NUMA_NODE or not options or (number or 0).bit_count() == 1
     if number is not None and keeps and policy is not TopologyPolicy.NUMERIC:
         reason = f"{_named(options, options)} on {_nodes(number)}" if options else "no resource has NUMA hints"

@@ -346,10 +346,10 @@ def _cheapest(
     to_cell = [_FAR] * len(parts.masks)
     taker = [""] * len(parts.masks)
     through: dict[str, int] = {}
-    news = sorted(lacking)
-    while news:
+    changed = sorted(lacking)
+    while changed:
         cells_changed = set()
-        for name in news:
+        for name in changed:
             far, mine, before = to_pool[name], has[name], holds[name]
             for at in parts.open_to[name]:
                 # Back to a CPU that it holds now is not a move, any other is one.
@@ -357,7 +357,7 @@ def _cheapest(
                 if cost < to_cell[at]:
                     to_cell[at], taker[at] = cost, name
                     cells_changed.add(at)
-        news = []
+        changed = []
         for name, mine in has.items():
             before, best = holds[name], to_pool[name]
             for at in cells_changed:
@@ -367,7 +367,7 @@ def _cheapest(
                     through[name] = at
             if best < to_pool[name]:
                 to_pool[name] = best
-                news.append(name)
+                changed.append(name)
     at = min((at for at, left in enumerate(room) if left), key=lambda at: (to_cell[at], at), default=-1)
     if at < 0 or to_cell[at] >= _FAR:
         return None

@@ -183,7 +183,8 @@ def _likely(nodes: Sequence[int], supplies: Sequence[ResourceCapacity], topology
     From every node outwards, the nearest first (and again the emptiest first), the first set that is enough for each
     resource and the first that is enough for all; the nearest partner with which it is enough for all; and for each
     resource separately its emptiest nodes. All resources get hints of the same sets. What one or two nodes can do
-    together is found always; of wider sets not every one is seen, and what is missed is a narrower set.
+    together is found always; of wider sets not every one is seen, and what is missed is a narrower set, never
+    that there is none.
     """
     room = {node: _room(node, supplies) for node in nodes}
     masks: set[int] = {1 << node for node in nodes}

@@ -114,16 +114,16 @@ def by_device(rules: Iterable[DiskRule], disks: Mapping[str, Disk]) -> tuple[dic
 
 def _both(first: DiskRule, second: DiskRule, disk: Disk, texts: list[str]) -> DiskRule:
     """Two rules as one, under the first name; where they differ is added to ``texts``."""
-    news: dict[str, int | str] = {}
+    changes: dict[str, int | str] = {}
     for name in (*_NUMBERS, *_LINES):
         item, other = getattr(first, name), getattr(second, name)
         if other is None or other == item:
             continue
-        news[name] = other if item is None else min(item, other) if name in _NUMBERS else item
+        changes[name] = other if item is None else min(item, other) if name in _NUMBERS else item
         if item is not None:
             which = "the smaller" if name in _NUMBERS else "the first"
             texts.append(f"{first.name} and {second.name} are both {disk.title}: {which} {name} applies")
-    return replace(first, **news)
+    return replace(first, **changes)
 
 
 class DiskShare(StrEnum):
@@ -184,7 +184,7 @@ def for_parents(view: NodeView, plan: NodePlan, config: DiskPolicyConfig) -> lis
         settings += _weights(view, view.besteffort, config.weight_be, "minimum I/O weight: online pods go first")
     if config.weight_online is not None:
         settings += _weights(view, view.burstable, config.weight_online, "higher I/O weight for online pods")
-    # io.latency protects a group from siblings without a target: so it is on those of besteffort.
+    # io.latency protects a group from siblings without a target or with a larger one: so it is on those of besteffort.
     settings += _protected(view, view.burstable, config)
     # iocost belongs to the machine: its files are in the root group. Without the device's own model line
     # (tools/cgroup/iocost_coef_gen.py of the kernel makes it) it uses estimates.

@@ -98,11 +98,11 @@ def wanted(pod: Pod, view: NodeView, pools: Pools, *, policy: str, percent: int)
     when it is below the new limit.
     """
     if not view.lent_us or view.kubelet.reasserts_s is not None:
-        return []
+        return []  # such a kubelet takes every loan back within seconds
     settings: list[Setting] = []
     for borrower in borrowers(pod, pools):
         lent = view.lent_us.get(borrower.path, 0)
-        # The period differs from the runtime's: a quota would mean something else than the law has computed.
+        # With another period than the runtime's a quota would mean something else than the law has computed.
         if view.actual.get((borrower.path, "cpu.period"), borrower.period_us) != borrower.period_us:
             continue
         value = min(lent, ceiling_us(borrower.limit_us, borrower.period_us, percent, len(view.cpus)))

@@ -14,8 +14,11 @@ from typing import Final
 from state.network import ByteCounters, LinkLimits, Throughput
 
 _STEPS: Final = 10
+"""From the floor to the ceiling."""
 _PARTS: Final = 20
+"""Of the ceiling, for `split`: a small change of the use is none of the limits, each of which is a system call."""
 _LEAST: Final = 2
+"""Parts that each of the two has at least: a new sender has room."""
 _DEAD: Final = 0.01
 """Of the link: a smaller change is not worth a call of the kernel."""
 
@@ -56,6 +59,7 @@ def step(ceiling: int, online: int | None, bounds: LinkLimits) -> int:
     if room < present:
         return room
     risen = min(room, present + max(1, (bounds.ceiling - bounds.floor) // _STEPS))
+    # The last step, up to the ceiling, may be small: else the ceiling would never be reached.
     if risen - present < bounds.link * _DEAD and risen != bounds.ceiling:
         return present
     return risen
@@ -64,7 +68,7 @@ def step(ceiling: int, online: int | None, bounds: LinkLimits) -> int:
 def split(ceiling: int, be: int, pods: int) -> tuple[int, int]:
     """The ceiling, divided between BE's class and the pods by their use; together never more than all of it.
 
-    In twentieths, and each at least two: a new sender has room, and a small change causes no system call.
+    In `_PARTS`, at least `_LEAST` each.
     """
     margin = ceiling / _STEPS
     part = (be + margin) / (be + pods + 2 * margin) if ceiling else 0.5

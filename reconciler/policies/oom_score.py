@@ -69,7 +69,7 @@ def score_of(pod: Pod, container: Container, config: OomScoreConfig) -> int | No
         return None
     if requested is None:
         priority = min(-1, max(-_BAND, pod.memory.oom_priority)) if pod.memory.oom_priority is not None else -_BAND
-        requested = HIGHEST - _BAND - priority
+        requested = HIGHEST - _BAND - priority  # -100, killed first, is 1000; -1 is 901
     return max(config.lowest, min(HIGHEST, requested))
 
 

@@ -134,6 +134,7 @@ def guard(before: BurstGuard, cpu: NodeCpu | None, pools: Pools, now: float, thr
     fresh = False
     cpus = pools.online_cpus - pools.dedicated_cpus
     top = CPU_MILLI * len(cpus)
+    # An older reading is the one of the last step: each counts once in the mean.
     if cpu is not None and cpu.age_s is not None and cpu.age_s < cpu.interval_s / 2 and top:
         fresh = True
         idle = int(sum(cpu.idle.get(number, 0.0) for number in cpus) * CPU_MILLI)

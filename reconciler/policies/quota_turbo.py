@@ -177,7 +177,7 @@ def _growth(samples: Mapping[str, TurboSample], node: TurboNode, config: QuotaTu
         return {}
     room = config.alarm_percent - node.load_percent
     if room < 1.0:
-        return {}
+        return {}  # rubik's: too close to the alarm mark
     values = {
         path: sample.throttled_ns / sample.hit / (sample.borrower.period_us * _NS_PER_US) * CPU_MILLI
         for path, sample in samples.items()

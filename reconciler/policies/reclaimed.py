@@ -113,7 +113,7 @@ def by_rules(candidates: CpuSet, topology: Topology, config: PlacementConfig, *,
 
 @final
 class _SameShape:
-    """A topology as a key: the same object is the same machine.
+    """A topology as a key: the same object is the same machine. The key keeps the object, so no other has its id.
 
     Comparing a thousand CPUs at each plan saves nothing.
     """
@@ -143,7 +143,7 @@ def _preference(
 
 def neighbours(cpus: CpuSet, taken: CpuSet, topology: Topology) -> CpuSet:
     """Those of ``cpus`` that share a core with one of ``taken``."""
-    # Over the masks: hundreds of cores are asked at each plan, and a set made for each of them costs the most.
+    # Over the masks: hundreds of cores are compared at each plan, and a set made for each of them costs the most.
     near = 0
     for core in topology.cores():
         if core.mask & taken.mask:
@@ -160,7 +160,7 @@ def _fill(count: int, pool: CpuSet, held: CpuSet, topology: Topology, tiers: Seq
     if not missing:
         return kept
     free, begun = pool.mask & ~kept.mask, kept.mask
-    # The highest first, as `Topology.cores` has them the other way round.
+    # The highest first: interrupts and host work gather on the low ones.
     cores = [core.mask for core in reversed(topology.cores()) if core.mask & free]
     # Prefer a core that BE work already has a thread of: its other thread is of little use to other work.
     cores.sort(key=lambda core: not core & begun)
@@ -168,11 +168,11 @@ def _fill(count: int, pool: CpuSet, held: CpuSet, topology: Topology, tiers: Seq
     for tier in tiers:
         room = free & tier.mask
         for core in cores:
-            here = core & room
-            while here:
-                cpu = 1 << (here.bit_length() - 1)
+            usable = core & room
+            while usable:
+                cpu = 1 << (usable.bit_length() - 1)
                 chosen |= cpu
-                here ^= cpu
+                usable ^= cpu
                 missing -= 1
                 if not missing:
                     return CpuSet.from_mask(chosen)
@@ -191,11 +191,11 @@ def _release(kept: CpuSet, count: int, topology: Topology, tiers: Sequence[CpuSe
     for tier in reversed(tiers):
         room = kept.mask & tier.mask
         for core in cores:
-            here = core & room
-            while here:
-                cpu = here & -here
+            usable = core & room
+            while usable:
+                cpu = usable & -usable
                 left ^= cpu
-                here ^= cpu
+                usable ^= cpu
                 count -= 1
                 if not count:
                     return CpuSet.from_mask(left)
@@ -260,6 +260,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     law = replace(config.budget, limit_percent=100) if pools.separate and squeezed is None else config.budget
     arriving = arriving_milli(view, lambda pod, container: owns_cpus(pod, container, pools), law)
     movable = confined and squeezed is None
+    # Without a set of its own BE work is bounded by a quota, whatever is configured.
     bounded = config.form is not ReclaimedForm.CPUSET or not movable
     # A reserve is a share of CPU time, which no CPU set keeps.
     timed = config.form is ReclaimedForm.QUOTA or law.harm.reserve_percent > 0

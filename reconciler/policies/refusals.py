@@ -94,7 +94,7 @@ def exclusive_container(setting: Setting, context: RefusalContext) -> str | None
     if container is None or context.pod is None:
         return None
     if context.pod.sandbox is not None and setting.policy in (OWN_CPUS, OF_KUBELET):
-        return None  # with its pod's directory
+        return None  # all groups of such a pod have the set of its directory
     if placed_cpus(context.pod, container, context.pools) is not None:
         return None if setting.policy == OWN_CPUS else "it or its pod has exclusive CPUs"
     return (
@@ -136,6 +136,7 @@ def kubelet_reasserts(setting: Setting, context: RefusalContext) -> str | None:
     if setting.knob == "cpu.set":
         rewritten = True
     elif setting.knob == "cpu.weight":
+        # Every spec has shares; a rewrite of the same value changes nothing.
         rewritten = spec is None or spec.shares != setting.value
     elif setting.knob == "cpu.quota":
         rewritten = spec is not None and spec.quota_us is not None and spec.quota_us > 0
@@ -232,6 +233,7 @@ def quota_below_child(setting: Setting, context: RefusalContext) -> str | None:
     view, pod = context.view, context.pod
     if not isinstance(setting.value, int) or isinstance(setting.value, bool):
         return None
+    # Which quotas pods will bring is not known; in besteffort none has one.
     if setting.path in (view.kubepods, view.burstable):
         return "pods that start later set their own quotas; a larger one would fail the container start"
     if pod is None or setting.path != pod.group.path:
@@ -359,6 +361,7 @@ _RULES: Final[Mapping[str, tuple[Rule, ...]]] = {knob: _EVERY + rules for knob, 
 _NAMES: Final[Mapping[Rule, str]] = {
     rule: rule.__name__.replace("_", "-") for rules in (_EVERY, *_OF_KNOB.values()) for rule in rules
 }
+"""By which metrics and statuses name a rule: renaming the function renames it there."""
 OUTSIDE_PARENT: Final = _NAMES[cpuset_outside_parent]
 ABOVE_PARENT: Final = _NAMES[v1_quota_above_parent]
 """A quota that the one above makes needless."""

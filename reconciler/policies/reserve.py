@@ -69,6 +69,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     ours = CpuSet.parse(config.cpus)
     kubelets = view.kubelet.reserved
     parts = [f"{name} {cpus}" for name, cpus in (("the kubelet's", kubelets), ("configured", ours)) if cpus]
+    # A list of CPUs, the kubelet's too, has precedence over a number.
     if config.count and not parts:
         ours = spread(config.count, view.topology, pools.online_cpus)
         parts = [f"{len(ours)} chosen by bypassd: {ours}"]

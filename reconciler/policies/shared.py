@@ -129,6 +129,7 @@ def announce(view: NodeView, pools: Pools, previous: Pools | None, config: Share
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig) -> Pools:
     """Divide what is left among the online pools."""
+    # Online pods have to run somewhere.
     if not pools.shared:
         everything = pools.online_cpus
         shared = (view.kubelet.default_cpus & everything) or (everything - pools.dedicated_cpus) or everything
@@ -272,6 +273,7 @@ def _divide(
     cut = fit(unbound, room)
     sizes |= cut.sizes
     guests += [key for key in cut.shared if key != DEFAULT]
+    # In mode overlap the default pool has the rest. In mode separate BE work has it, unless pools were cut.
     if DEFAULT not in sizes or cut.shared or not separate:
         minimum = sizes.get(DEFAULT, 1)
         sizes[DEFAULT] = max(1, room - sum(size for key, size in cut.sizes.items() if key != DEFAULT))
@@ -348,6 +350,7 @@ def _isolate(
             key, _ = candidates[uid]
             rest[key] -= requests[uid]
             left[key] -= 1
+        # A pool all of whose pods are isolated is gone; the default one always exists.
         used = sum(max(cpus_of(rest[key]), least.get(key, 0)) for key in rest if left[key] or key == DEFAULT)
         return used + sum(sizes.values()) <= len(pools.shared) - leave
 

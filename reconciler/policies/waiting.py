@@ -95,6 +95,7 @@ def learn(known: OwnWaiting, waiting: PodWaiting, now: float) -> OwnWaiting:
     count = min(before.count + 1, _MOST)
     deviation = before.deviation + (abs(percent - before.mean) - before.deviation) / count
     mean = before.mean + (percent - before.mean) / count
+    # Confirmed by the same waiting: within the usual deviation, or one percent where there is hardly any.
     same = now - before.at >= _CONFIRMED_S and abs(percent - before.mean) <= max(_DEVIATIONS * before.deviation, 1.0)
     confirmed = min(_MOST_CONFIRMED, before.confirmed + same)
     item = LearnedWait(mean=mean, deviation=deviation, count=count, at=now, confirmed=confirmed)
@@ -204,6 +205,7 @@ def judge(before: PodJudgement, waiting: PodWaiting, now: float, config: HarmCon
     level = level_of(waiting, likely, config)
     if quiet:
         own, own_harm = before.own, _learn_harm(before.own_harm, level, now)
+        # Bursts are no part of the mean. But the first sample of a range is learned in any case: else nothing is known.
         if not 0 < own_harm.row < _LASTING or _range(waiting) not in own:
             own = learn(own, waiting, now)
         # Not BE work's doing, so no reason to cut; but none to raise either before it is learned.
@@ -238,12 +240,13 @@ def _learn_harm(known: OwnHarm, level: float, now: float) -> OwnHarm:
     faded: float = 0.5 ** (max(0.0, now - known.at) / _HALF_S)
     before = known.row if 0.0 <= now - known.at <= _ROW_S else 0
     row = before + 1 if harmful else 0
+    # By time, and by number: a long quiet time must not outweigh what is new.
     keeps = min(faded, _MOST_COUNTED / (known.samples + 1))
     count = known.harmful * keeps + (harmful and row < _LASTING)
     if row == _LASTING:
         # No burst: `learn` has it from now on.
         count = max(0.0, count - before)
-    forgotten = count < 0.5
+    forgotten = count < 0.5  # nothing counts that the worst and the longest could be of
     return OwnHarm(
         samples=known.samples * keeps + 1,
         harmful=count,

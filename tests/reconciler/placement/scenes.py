@@ -2,13 +2,13 @@
 
 A scene is played event by event on the pools that the planner answered to the one before. Dedicated containers never
 move, and a pod that is bound to a node stays there; so "fits" is relative to what is placed: the witness of an event is
-built beside the standing dedicated CPUs and the nodes of the bound pods as the planner chose them. It is a number of
-CPUs for each claim on each node (`Room`), and every new claim is carved out of what the others leave:
+built beside the existing dedicated CPUs and the nodes of the bound pods as the planner chose them. It is a number of
+CPUs for each claim on each node (`Room`), and every new claim takes from what the others leave:
 
 - on no node do the dedicated containers and the pools bound to it take more CPUs than it has;
 - all claims together take no more CPUs than the machine has: also the named pools, the default pool (one CPU at least),
   the CPUs that are never given out exclusively, and BE work's own in mode separate;
-- whole cores are carved out of cores of which no dedicated container has a thread, and all threads are online.
+- whole cores are taken from cores of which no dedicated container has a thread, and all threads are online.
 
 CPUs that are offline, reserved, for interrupts, or isolated by the kernel are in no pool. Which CPUs of a node a pool
 gets is no part of the witness: pools may move within their node.

@@ -1,4 +1,4 @@
-"""Machines for placement tests: regular ones from a few numbers, the kubelet's own, odd ones."""
+"""Machines for placement tests: regular ones from a few numbers, the kubelet's own, irregular ones."""
 
 import time
 from collections.abc import Callable, Collection, Iterator

@@ -1,4 +1,4 @@
-"""NUMA nodes for newcomers: what is left, who must or would rather not be there, and where memory is."""
+"""NUMA nodes for new demands: by free CPUs, by nodes that are exclusive or avoided, and by memory."""
 
 from typing import Any
 

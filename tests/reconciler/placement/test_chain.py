@@ -1,4 +1,4 @@
-"""A site's own rules: what they can do, and what becomes of bad ones."""
+"""A site's own rules: what they can do, and how failing ones are handled."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path

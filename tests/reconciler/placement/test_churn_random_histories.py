@@ -1,6 +1,6 @@
-"""Thousands of random lives of pools: ours against packing from scratch in the order of names, and against the least.
+"""Thousands of random histories of pools: CPUs moved by `pack`, by packing from scratch in order of names, and at least.
 
-The lives are those of ``python -m tests.bench movement``; docs/performance.md has the figures for large machines.
+The histories are those of ``python -m tests.bench movement``; docs/performance.md has the figures for large machines.
 """
 
 import random

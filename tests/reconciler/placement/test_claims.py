@@ -1,4 +1,4 @@
-"""What policies leave each other, and what is said of a claim that did not get what it requested."""
+"""What policies leave to each other, and the report on a claim that did not get what it requested."""
 
 from typing import Any
 

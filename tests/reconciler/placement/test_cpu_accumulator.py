@@ -1,4 +1,4 @@
-"""Which of several domains that would all do is taken."""
+"""Which of several suitable domains is taken."""
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.cpu_accumulator import L3, CpuAccumulator

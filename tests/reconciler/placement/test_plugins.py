@@ -1,4 +1,4 @@
-"""The built-in rules one by one, and what wins against what."""
+"""The built-in rules one by one, and which has precedence over which."""
 
 from typing import Any
 

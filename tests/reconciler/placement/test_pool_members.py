@@ -1,4 +1,4 @@
-"""Which pool an online pod is in, on which node, and what it asks for."""
+"""The pool of each online pod, its node, and its request."""
 
 from typing import Any
 

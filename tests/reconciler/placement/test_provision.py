@@ -1,4 +1,4 @@
-"""Provision policies: what each asks for, and what makes pid safe."""
+"""Provision policies: the demand by each, and the limits that make pid safe."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the bandwidth policies want, written to this machine's own kernel in the order that the planner gives."""
+"""Settings of the bandwidth policies, written to this machine's own kernel in the planner's order."""
 
 import os
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Whose threads share a core with whose."""
+"""Which pods have threads that may share a core."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Who gets which part of a disk, on v1 and v2."""
+"""Which part of a disk each pod gets, on v1 and v2."""
 
 from collections.abc import Mapping
 from typing import Any

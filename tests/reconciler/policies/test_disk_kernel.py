@@ -1,4 +1,4 @@
-"""What the disk policy wants, on this machine's own blkio: a real writer is held, its values read back, all undone."""
+"""The disk policy's settings on this machine's own blkio: they limit a real writer, are read back, and restored."""
 
 import os
 import subprocess

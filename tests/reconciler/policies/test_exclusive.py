@@ -1,4 +1,4 @@
-"""exclusive: CPUs of their own for dedicated pods where the kubelet gives none, and who keeps them through what."""
+"""exclusive: CPUs of their own for dedicated pods where the kubelet allocates none, and through which events they last."""
 
 from typing import Any
 

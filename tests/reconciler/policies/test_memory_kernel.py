@@ -1,4 +1,4 @@
-"""Memory on this machine's own kernel: what is wanted is written, holds real processes, and kills no other process."""
+"""Memory on this machine's own kernel: settings are written, limit real processes, and kill no other process."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Memory's settings on the strict v2 kernel: in the planner's order, none refused, no process killed, all undone."""
+"""Memory settings on the strict fake v2 kernel, in the planner's order: none refused, no process killed, all restored."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which groups' sockets are BE's, and what is wanted of the interfaces."""
+"""Which groups' sockets have BE's class, and the limits of the interfaces."""
 
 import msgspec
 import pytest

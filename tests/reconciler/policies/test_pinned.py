@@ -1,4 +1,4 @@
-"""Which quotas are lifted where containers own their CPUs; and on fake kernels in which order, and back."""
+"""Which quotas are lifted where containers own their CPUs; on fake kernels the order of the writes, and restoring."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""BE work by a site's rules: their order is followed, their filters too, and nothing is called twice."""
+"""BE work by a site's rules: their order and their filters apply, and no rule is called twice."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Each rule refuses what was seen to break, and lets through what is beside it."""
+"""Each rule refuses what was observed to fail, and permits the cases next to it."""
 
 import pytest
 from msgspec.structs import replace

@@ -1,4 +1,4 @@
-"""Pods in gVisor or kata: each promise is kept at the pod's directory, or refused and said.
+"""Pods in gVisor or kata: each setting is written to the pod's directory, or refused and reported.
 
 In gVisor each container has a group that no process is in, all processes are in the pod's own; kata has one group.
 """

@@ -1,4 +1,4 @@
-"""The idle class, group identity and QoS level: who gets which, and what a kernel without them gets."""
+"""The idle class, group identity and QoS level: which pods get each, and what is planned on a kernel without them."""
 
 import msgspec
 import pytest

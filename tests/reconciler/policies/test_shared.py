@@ -1,4 +1,4 @@
-"""shared: who is in which pool, how large it is, on which CPUs, and when online pods are given a CPU set."""
+"""shared: the pool of each pod, its size and CPUs, and when online pods get a CPU set."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Even weights among BE pods, and the start allowance: who has it, for how long, and what bounds it."""
+"""Even weights among BE pods, and the start allowance: which pods have it, for how long, and its bounds."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""What the kernel is to keep free: the values, their bounds, and when a mark may go up."""
+"""The memory that the kernel is to keep free: the values, their bounds, and when a mark may be raised."""
 
 import msgspec
 import pytest
