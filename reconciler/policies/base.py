@@ -76,7 +76,10 @@ class ForPod(Protocol[C_contra]):
 
 
 class Policy(Struct, Generic[C], frozen=True, kw_only=True):
-    """One policy. ``precedence``: where two want different values of one knob, the lower number wins.
+    """One policy.
+
+    ``precedence``: where two want different values of one knob, the lower number wins; of a limit, such as a quota, the
+    tighter value (`reconciler.control.planner`).
 
     ``announce``: what those before it in the table have to know: what it will need (``Pools.terms``), what it leaves to
     a weight (``Pools.weight_yields``). Called before any policy takes CPUs.

@@ -26,6 +26,7 @@ GROUP_LABEL: Final = "koordinator.sh/core-sched-group-id"
 RECLAIMED: Final = "reclaimed"
 ONLINE: Final = "online"
 _POLICIES: Final = ("", "none", "exclusive")
+"""Koordinator's values of the label."""
 _REASONS: Final[Mapping[CookieGroups, str]] = {
     CookieGroups.RECLAIMED: "BE pods share cores only with BE pods",
     CookieGroups.CLASS: "BE pods share cores only with BE pods, online pods only with online pods",

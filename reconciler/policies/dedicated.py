@@ -85,6 +85,7 @@ def _inferred(view: NodeView, online: CpuSet) -> dict[str, CpuSet]:
             except ValueError:
                 continue  # the reader of the spec reports it; nothing follows from it
             times.update(cpus)
+            # All CPUs of the node are the default set of a kubelet without exclusive CPUs.
             if pod.qos is QosClass.GUARANTEED and spec.shares == _SHARES_PER_CPU * len(cpus) and not online <= cpus:
                 seen.append((f"{uid}/{container.name or container.id}", cpus))
     return {key: cpus for key, cpus in seen if all(times[cpu] == 1 for cpu in cpus)}

@@ -356,6 +356,7 @@ def _weights_work(view: NodeView, version: int) -> str:
     supported = [knob for knob in _WEIGHTS[version] if unsupported_reason(view, knob) is None]
     if not supported:
         return f"no weights: {unsupported_reason(view, _WEIGHTS[version][1])}"
+    # An empty name: the scheduler is not known.
     idle = sorted(disk.kernel for disk in view.disks.values() if disk.scheduler not in {"", "bfq", "cfq"})
     if idle and version == 1:
         return f"weights have no effect on {', '.join(idle)}: the scheduler does not support them"

@@ -76,7 +76,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NormaliseConfig) -
         if spec is None or not applies(pod, container, plan.pools):
             continue
         value, limit = quota_of(pod, container, plan.pools), spec.quota_us
-        # A loan has precedence: it was made on top of this policy's value.
+        # A loan was made on top of this value, and would lose beside it: of two quotas the planner takes the smaller.
         if value is None or value == limit or view.lent_us.get(container.group.path, 0) > value:
             continue
         reason = f"limit of {limit} µs divided by this node's ratio {plan.pools.quota_ratio:g}"

@@ -17,6 +17,7 @@ from state.pod_index import derived
 
 _CPU: Final = 1000
 _STALE_S: Final = 15.0
+"""As `placement.estimate.EstimateConfig.stale_after_s`."""
 _DEFAULT_CLASSES: Final = frozenset({PodClass.SHARED, PodClass.DEDICATED})
 
 

@@ -43,6 +43,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: QosLevelConfig) ->
         return []
     groups = (None, *pod.workload)
     if pod.pod_class is PodClass.RECLAIMED:
+        # As in `idle_class`: on its own CPUs it is not to yield.
         if any(owns_cpus(pod, container, plan.pools) for container in pod.workload):
             return []
         return [setting_of(pod, item, KNOB, OFFLINE, policy=NAME, reason="the pod is BE") for item in groups]

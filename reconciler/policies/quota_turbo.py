@@ -120,6 +120,7 @@ def step(
     after: dict[str, TurboState] = {}
     for path, state in before.items():
         borrower = samples[path].borrower
+        # With the next sample, too, the mean use over the window remains within the limit.
         most = min(
             ceiling_us(borrower.limit_us, borrower.period_us, config.ceiling_percent, node.cpus),
             borrower.limit_us + max(0, sum(state.saved)) * borrower.period_us // CPU_MILLI,

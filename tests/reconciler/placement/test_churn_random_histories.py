@@ -1,4 +1,4 @@
-"""Thousands of random histories of pools: CPUs moved by `pack`, by packing from scratch in order of names, and at least.
+"""Thousands of random histories of pools: CPUs moved by `pack`, by packing from scratch in name order, and at least.
 
 The histories are those of ``python -m tests.bench movement``; docs/performance.md has the figures for large machines.
 """

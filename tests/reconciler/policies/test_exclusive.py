@@ -1,4 +1,4 @@
-"""exclusive: CPUs of their own for dedicated pods where the kubelet allocates none, and through which events they last."""
+"""exclusive: CPUs of their own for dedicated pods where the kubelet allocates none; which events they outlast."""
 
 from typing import Any
 

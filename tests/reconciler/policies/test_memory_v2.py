@@ -1,4 +1,4 @@
-"""Memory settings on the strict fake v2 kernel, in the planner's order: none refused, no process killed, all restored."""
+"""Memory settings on the strict fake v2 kernel, in the planner's order: none refused, no process killed, restored."""
 
 from pathlib import Path
 
