@@ -103,7 +103,8 @@ class _BatchRequest(NamedTuple):
 def _request(pod: Pod, container: Container, most: int) -> _BatchRequest | None:
     """A container's request under the names for colocation, bounded by what pods can have; None: it has none.
 
-    Koordinator has no other source than the annotation, and trusts its webhook.
+    One that only the annotation has is the tenant's claim (`reconciler.policies.base`). Koordinator has no other
+    source, and trusts its webhook. Limits in the annotation apply.
     """
     requests = container.requests
     if requests.batch_cpu_milli is not None and (requests.mid or pod.pod_class is PodClass.RECLAIMED):

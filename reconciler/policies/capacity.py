@@ -119,7 +119,8 @@ def add_low(
 def likely(amount: int, budget: int, low: int) -> int:
     """The likely minimum of an amount that follows ``budget``, of which ``low`` was the least in the window.
 
-    What has happened lately is likely to happen again, and the division between the pods remains.
+    It is for the next minute: what has happened lately is likely to happen again, and the division between the pods
+    remains.
     """
     return amount * min(low, budget) // budget if budget > 0 else 0
 

@@ -43,7 +43,7 @@ class CoreSchedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     ] = False
     # Tasks without a cookie are a group as well, which includes the kernel's own threads and the kubelet: with a cookie
     # of their own online pods are also kept from those, and leave half of a core idle whenever one of them runs beside.
-    # That is for pods that do not trust each other, not for latency. In Koordinator every class is its own group.
+    # That is for pods that do not trust each other, not for latency. Koordinator's default is a group for each class.
     groups: Annotated[
         CookieGroups,
         Meta(description="who forms a group: BE pods (reclaimed), online pods, too (class), each online pod (pod)"),

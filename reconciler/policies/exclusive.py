@@ -31,7 +31,7 @@ NAME: Final = OWN_CPUS
 INIT_KEY: Final = "(init)"
 """The key of a pod's init containers: no container can be called so."""
 _CPU: Final = 1000
-_REASON_OF: Final = "dedicated/"
+_POOL: Final = "dedicated/"
 """Before a demand's key: its part of the pools' reasons, by the pool's name."""
 _FRESH_S: Final = 60.0
 """Older figures of the nodes' memory say nothing about a container that starts now."""
@@ -121,11 +121,9 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
     for key, cpus in allocation.cpus.items():
         # The reason of the choice is given once; later passes report the CPUs as kept.
         kept = previous is not None and previous.dedicated.get(key) == cpus
-        why = (previous.reasons.get(f"{_REASON_OF}{key}") if kept and previous is not None else None) or choice.reasons[
-            key
-        ]
-        reasons[f"{_REASON_OF}{key}"] = why or "exclusive CPUs"
-    reasons |= {f"{_REASON_OF}{key}": f"{REFUSED}{why}" for key, why in allocation.refused.items()}
+        why = (previous.reasons.get(f"{_POOL}{key}") if kept and previous is not None else None) or choice.reasons[key]
+        reasons[f"{_POOL}{key}"] = why or "exclusive CPUs"
+    reasons |= {f"{_POOL}{key}": f"{REFUSED}{why}" for key, why in allocation.refused.items()}
     return replace(
         pools,
         dedicated=dict(sorted({**pools.dedicated, **allocation.cpus}.items())),
@@ -156,7 +154,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ExclusiveConfig) -
         cpus = placed_cpus(pod, container, plan.pools)
         if cpus:
             own = f"{pod.uid}/{container.name or container.id}"
-            reason = plan.pools.reasons.get(f"{_REASON_OF}{own}", "runs on its pod's exclusive CPUs")
+            reason = plan.pools.reasons.get(f"{_POOL}{own}", "runs on its pod's exclusive CPUs")
             settings.append(setting_of(pod, container, "cpu.set", cpus, policy=NAME, reason=reason))
     return settings
 

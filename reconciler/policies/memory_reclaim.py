@@ -90,7 +90,7 @@ def probe(
 
 
 def missing_bytes(nodes: Mapping[int, ZoneNode], short: Mapping[int, MemoryShortage]) -> dict[int, int]:
-    """By NUMA node that is hard pressed: what it lacks to be at rest. Missing data does not count as one.
+    """By NUMA node that is hard pressed: what it lacks to be at rest. Missing data does not count as a shortage.
 
     A node is short when its *free* memory is near the kernel's own marks: available memory would count the page cache
     that is to be dropped.

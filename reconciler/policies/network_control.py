@@ -16,7 +16,7 @@ from state.network import ByteCounters, LinkLimits, Throughput
 _STEPS: Final = 10
 """From the floor to the ceiling."""
 _PARTS: Final = 20
-"""Of the ceiling, for `split`: a small change of the use is none of the limits, each of which is a system call."""
+"""Of the ceiling, for `split`: a small change of the use changes no limit, which would be a system call."""
 _LEAST: Final = 2
 """Parts that each of the two has at least: a new sender has room."""
 _DEAD: Final = 0.01

@@ -1,6 +1,6 @@
 """node_daemons: a small CPU weight for the node's other daemons, such as the kubelet and the runtime in system.slice.
 
-CFS places a group that has slept up to half a latency period behind kubepods, which never sleeps while BE work runs.
+CFS places a group that wakes up by up to half a latency period behind kubepods, which never sleeps while BE work runs.
 So each wake-up of a daemon delays online pods by up to that credit: CPU time in proportion to the weight of the group
 directly below the root. The weight of the configured groups is held near twice what they need: `step` is the control
 law, once a second; the sampler keeps its state. All turns on the machine are shortened (`TURNS_NS`).
@@ -270,7 +270,7 @@ def _turns(view: NodeView, config: NodeDaemonsConfig) -> dict[str, FileTarget]:
     targets = {}
     for name, present in view.daemons.turns.items():
         value = next((ns for end, ns in TURNS_NS.items() if name.endswith(end)), 1)
-        # A lower value stays, as an administrator chose it. HRTICK, by which a timer ends a turn that is used up: 1.
+        # A lower value stays: an administrator chose it. HRTICK (a timer ends a turn that is used up) is switched on.
         if present >= value or name.endswith(HRTICK):
             reason = "short turns of daemons on a busy CPU"
             setting = Setting(path=MACHINE, knob=name, value=value, policy=NAME, reason=reason)

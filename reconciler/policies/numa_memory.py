@@ -70,7 +70,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NumaMemoryPolicyCo
         nodes = bound_nodes(pod, container, view, plan.pools)
         mems = nodes_with_memory(nodes, view.topology)
         if not mems or mems >= every:
-            continue  # all nodes are no bound
+            continue  # bound to none, or to all
         reason = f"its CPUs are bound to NUMA node {nodes}"
         settings.append(setting_of(pod, container, "cpu.mems", mems, policy=NAME, reason=reason))
         # A starting container has too few pages to wait for.
@@ -97,7 +97,7 @@ def _whole(pod: Pod, view: NodeView, pools: Pools, every: CpuSet) -> list[Settin
 def _is_the_kubelets(pod: Pod, container: Container, view: NodeView, every: CpuSet) -> bool:
     """Whether the kubelet's memory manager has given the container nodes, or that cannot be determined.
 
-    Without it a runtime's spec has no nodes, or all of them.
+    Without the manager a runtime's spec has no nodes, or all of them.
     """
     assigned = view.kubelet.affinity.get(f"{pod.uid}/{container.name}", {})
     if any(name == "memory" or name.startswith("hugepages-") for name in assigned):

@@ -37,7 +37,8 @@ _GUARD_S: Final = 10.0
 FRESH_S: Final = 3.0
 """After so long without a new reading the node is unknown."""
 UNKNOWN_S: Final = 10.0
-"""After so long without a reading a loan is taken back step by step: unknown does not count as good."""
+"""After so long without a reading a loan is taken back step by step: unknown does not count as good. Until then it
+does not rise."""
 
 
 class QuotaBurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,7 +128,7 @@ def guard(before: BurstGuard, cpu: NodeCpu | None, pools: Pools, now: float, thr
     """The state of the shared CPUs: the mean of at most five samples and ten seconds.
 
     Shared are CPUs that no container owns. The use of BE pods there counts as room: they yield. A CPU whose idle time
-    is unknown is busy. Without a new reading the node is at best cooling, and soon unknown. Source: the use is what the
+    is unknown is busy. Without a new reading the node is at best cooling, and soon unknown. The use is what the
     machine counts on them (iowait is idle) less that of BE pods; Koordinator subtracts metrics of different ages.
     """
     samples = tuple(look for look in before.samples if 0.0 <= now - look[0] < _GUARD_S)
