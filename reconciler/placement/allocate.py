@@ -243,7 +243,7 @@ class _Allocator:
         picked = 0
         if demand.count - own.bit_count() <= self._spare():
             picked = self._run.best(demand, missing, CpuSet.from_mask(usable), CpuSet.from_mask(base)).mask
-        # The plug-ins have two threads of a core where that scores better: then only one thread of each is offered.
+        # The plug-ins may select two threads of a core: then they are offered one thread of each only.
         if demand.spread_cores and demand.strict_cores and picked != self._fitter.one_each(picked, base):
             usable = self._fitter.one_each(usable, base)
             picked = self._run.best(demand, missing, CpuSet.from_mask(usable), CpuSet.from_mask(base)).mask

@@ -181,6 +181,7 @@ def checked(config: PlacementConfig) -> None:
 _GROUPS_BY_MASK: Final = 12
 """Groups of pre-scores up to which each is one operation on masks; of more each CPU is counted."""
 _POOLS: Final = 4
+"""Of `PluginRequest`."""
 _COMBINATIONS: Final = 16
 """Compared for one container: more cost time in the path of a start and win nothing."""
 _SAME: Final = 9

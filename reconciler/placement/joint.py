@@ -198,7 +198,7 @@ def propose(
     single = [demand for demand in new if demand.count <= widest and _of_one_node(demand)]
     spread = [demand for demand in new if demand.count > widest or not _of_one_node(demand)]
     if any(demand.numa_exclusive for demand in spread):
-        return None  # they would close several nodes
+        return None  # a claim closes one node at most
     threads = max((len(core) for core in topology.cores()), default=1)
     claims = [
         JointClaim(

@@ -58,8 +58,8 @@ class PidGains(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     of 4, and anything above 2 swings ever wider.
     """
 
-    # Constants: no two nodes need them to differ. They are Katalyst's, times ten: so a pool of a tenth of the machine
-    # moves alike.
+    # Constants: no two nodes need them to differ. They are Katalyst's, the gains times ten: so a pool of a tenth of the
+    # machine moves alike.
     # Gain above the target: pool size times this, per factor e of excess.
     up: ClassVar[float] = 1.0
     # Gain below the target: well below the other, which keeps a small pool from flipping.

@@ -255,7 +255,7 @@ class NumaFreeMemory(Struct, frozen=True, kw_only=True):
 class FreeCapacity:
     """The free CPUs and the memory by node, less what the demands hold and what newcomers took so far.
 
-    Which CPUs a newcomer takes is not known yet: it is assumed to begin as few cores as possible.
+    Which CPUs a newcomer takes is not known yet: it is assumed to take threads of as few cores as possible.
     """
 
     def __init__(
