@@ -315,26 +315,29 @@ def merge(
         chain = best_chain(options, rank, limit=limit)
         if chain is not None:
             kept = {name: CpuSet.from_mask(mask) for name, mask in chain.by_resource.items()}
+            where = _nodes_text(chain.mask or nodes.mask)
             return MergedHint(
                 nodes=nodes if chain.mask is None else CpuSet.from_mask(chain.mask),
                 preferred=True,
                 admitted=True,
-                reason=f"{_named(ALIGNED, options)} on {_nodes(chain.mask or nodes.mask)}, the others next to them",
+                reason=f"{_names_text(ALIGNED, options)} on {where}, the others next to them",
                 by_resource=kept,
             )
     number = _aligned(options, nodes, rank)
     # single-numa-node admits no merge of several nodes, even where all resources prefer it.
     keeps = policy is not TopologyPolicy.SINGLE_NUMA_NODE or not options or (number or 0).bit_count() == 1
     if number is not None and keeps and policy is not TopologyPolicy.NUMERIC:
-        reason = f"{_named(options, options)} on {_nodes(number)}" if options else "no resource has NUMA hints"
+        reason = (
+            f"{_names_text(options, options)} on {_nodes_text(number)}" if options else "no resource has NUMA hints"
+        )
         return MergedHint(nodes=CpuSet.from_mask(number), preferred=True, admitted=True, reason=reason)
     mask = _not_aligned(options, nodes, rank, limit) if number is None else number
-    reason = _why(options, policy)
+    reason = _reason(options, policy)
     if CPU in options and (chosen := _cpu_node(options, mask, rank)) is not None:
         mask = chosen
-        reason += f"; the CPUs' preference for {_nodes(mask)} applies"
+        reason += f"; the CPUs' preference for {_nodes_text(mask)} applies"
     else:
-        reason += f"; nearest to it: {_nodes(mask)}"
+        reason += f"; nearest to it: {_nodes_text(mask)}"
     admitted = policy is TopologyPolicy.BEST_EFFORT
     return MergedHint(nodes=CpuSet.from_mask(mask), preferred=False, admitted=admitted, reason=reason)
 
@@ -369,7 +372,7 @@ def _cpu_node(options: dict[str, NodeMaskOptions], merged: int, rank: NodeMaskRa
     return min(singles, key=key, default=None)
 
 
-def _why(options: dict[str, NodeMaskOptions], policy: TopologyPolicy) -> str:
+def _reason(options: dict[str, NodeMaskOptions], policy: TopologyPolicy) -> str:
     """The preferred nodes of each resource, as text for people."""
     parts = []
     for name, node_mask_options in options.items():
@@ -384,9 +387,9 @@ def _why(options: dict[str, NodeMaskOptions], policy: TopologyPolicy) -> str:
     return f"not all on {single}: {', '.join(parts)}"
 
 
-def _named(names: Collection[str], options: dict[str, NodeMaskOptions]) -> str:
+def _names_text(names: Collection[str], options: dict[str, NodeMaskOptions]) -> str:
     return " and ".join(name for name in names if name in options) or "nothing"
 
 
-def _nodes(mask: int) -> str:
+def _nodes_text(mask: int) -> str:
     return f"NUMA node{'s' if mask.bit_count() > 1 else ''} {CpuSet.from_mask(mask)}"

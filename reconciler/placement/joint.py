@@ -90,13 +90,13 @@ class JointSearch:
         if len(self._claims) > CLAIMS:
             return None
         owned = [(_cpus(claim), claim.cores) for claim in self._claims if not claim.pool]
-        return self._from(
+        return self._place_from(
             0,
             self._rest.owned + sum(count for count, _ in owned),
             self._rest.cores + sum(count for count, cores in owned if cores),
         )
 
-    def _from(self, number: int, owned: int, cores: int) -> dict[str, int] | None:
+    def _place_from(self, number: int, owned: int, cores: int) -> dict[str, int] | None:
         """The nodes of the claims from this number on. ``owned``, ``cores``: as in `JointRest`, of these claims too."""
         if not self._possible(owned, cores):
             return None
@@ -116,7 +116,7 @@ class JointSearch:
                 return None
             self.steps += 1
             self._nodes[place] = self._after(before, claim)
-            rest = self._from(number + 1, owned - count, cores - count if claim.cores else cores)
+            rest = self._place_from(number + 1, owned - count, cores - count if claim.cores else cores)
             if rest is not None:
                 return {claim.key: place, **rest}
             self._nodes[place] = before
@@ -139,7 +139,7 @@ class JointSearch:
 
     def _fits(self, node: JointNode, claim: JointClaim) -> bool:
         if claim.pool:
-            return _more(node, claim) <= node.left
+            return _added_cpus(node, claim) <= node.left
         if node.closed or (claim.alone and node.owners):
             return False
         return _cpus(claim) <= (node.cores * self._rest.threads if claim.cores else node.left)
@@ -151,7 +151,7 @@ class JointSearch:
             left = node.left - _cpus(claim)
             cores = node.cores - _cpus(claim) // threads if claim.cores else min(node.cores, left // threads)
             return node._replace(left=left, cores=cores, owners=True, closed=claim.alone)
-        more = _more(node, claim)
+        more = _added_cpus(node, claim)
         milli, cpus = node.pools.get(claim.pool, (0, 0))
         pools = {**node.pools, claim.pool: (milli + claim.milli, cpus + more)}
         left = node.left - more
@@ -166,7 +166,7 @@ def _cpus(claim: JointClaim) -> int:
     return -(-claim.milli // _CPU)
 
 
-def _more(node: JointNode, claim: JointClaim) -> int:
+def _added_cpus(node: JointNode, claim: JointClaim) -> int:
     """The CPUs that a pod's request adds to those of its pool on this node."""
     milli, cpus = node.pools.get(claim.pool, (0, 0))
     return max(0, cpus_of(milli + claim.milli) - cpus)
@@ -203,7 +203,7 @@ def propose(
     claims = [
         JointClaim(
             demand.key,
-            _CPU * _whole(demand, threads),
+            _CPU * _rounded_cpus(demand, threads),
             demand.nodes or tuple(possible(demand)),
             alone=demand.numa_exclusive,
             cores=demand.full_cores,
@@ -214,8 +214,8 @@ def propose(
     claims += [JointClaim(pod.uid, pod.milli, tuple(every), pod.pool) for pod in floors.waiting]
     grown = sum(max(0, demand.count - len(held[demand.key])) for demand in demands) - sum(each.count for each in new)
     rest = JointRest(
-        owned=grown + sum(_whole(demand, threads) for demand in spread),
-        cores=sum(_whole(demand, threads) for demand in spread if demand.full_cores),
+        owned=grown + sum(_rounded_cpus(demand, threads) for demand in spread),
+        cores=sum(_rounded_cpus(demand, threads) for demand in spread if demand.full_cores),
         loose=floors.loose,
         threads=threads,
     )
@@ -247,7 +247,7 @@ def _of_one_node(demand: CpuDemand) -> bool:
     return len(demand.nodes) == 1 or ((demand.numa_binding or demand.numa_exclusive) and not demand.nodes)
 
 
-def _whole(demand: CpuDemand, threads: int) -> int:
+def _rounded_cpus(demand: CpuDemand, threads: int) -> int:
     """Its CPUs, in whole cores where it is to have such."""
     return -(-demand.count // threads) * threads if demand.full_cores else demand.count
 

@@ -63,7 +63,7 @@ def choose_nodes(
         rule = TopologyPolicy.BEST_EFFORT
     supplies = (cpu, *others)
     hints = fewest(supplies) if wish.node_count is None and rule is not TopologyPolicy.NUMERIC else None
-    if hints is None or (rule is TopologyPolicy.SINGLE_NUMA_NODE and _wide(hints)):
+    if hints is None or (rule is TopologyPolicy.SINGLE_NUMA_NODE and _has_several_nodes(hints)):
         hints = hints_of(supplies, topology)
     if not hints[0].hints:
         reason = f"{before}{sum(cpu.free.values())} CPUs are free, {cpu.request} are requested"
@@ -86,7 +86,7 @@ def choose_nodes(
     )
 
 
-def _wide(hints: Sequence[ResourceHints]) -> bool:
+def _has_several_nodes(hints: Sequence[ResourceHints]) -> bool:
     """Whether the hints are of several nodes, which single-numa-node merges otherwise."""
     return any(len(hint.nodes) > 1 for resource in hints for hint in resource.hints or ())
 

@@ -121,12 +121,12 @@ class PackingMachine:
         if over and first >= self.threads - over:
             # The rest is then whole cores, and as many lone threads remain as are needed for that.
             first -= self.threads - over
-        released = _some((mine for mine, _ in lone), first, highest=True)
+        released = _first_cpus((mine for mine, _ in lone), first, highest=True)
         for mine, _ in full:
             if mine.bit_count() <= excess - released.bit_count():
                 released |= mine
         rest = excess - released.bit_count()
-        return own & ~(released | _some((mine & ~released for mine, _ in (*lone, *full)), rest, highest=True))
+        return own & ~(released | _first_cpus((mine & ~released for mine, _ in (*lone, *full)), rest, highest=True))
 
     def _taken(self, own: int, need: int, usable: int, confined: int) -> int:
         """``need`` of the ``usable`` CPUs (all, if there are fewer) for a pool that has ``own``."""
@@ -221,10 +221,10 @@ def _picked(region: _PackingRegion, need: int, own: int, usable: int) -> int:
         if took.bit_count() + part.bit_count() <= need:
             took |= part
     rest = need - took.bit_count()
-    return took | _some((part & ~took for part in (*begun, *completing, *broken, *whole)), rest) if rest else took
+    return took | _first_cpus((part & ~took for part in (*begun, *completing, *broken, *whole)), rest) if rest else took
 
 
-def _some(parts: Iterable[int], count: int, *, highest: bool = False) -> int:
+def _first_cpus(parts: Iterable[int], count: int, *, highest: bool = False) -> int:
     """The first ``count`` CPUs of these masks, the lowest or the highest of each first."""
     number = 0
     for part in parts:

@@ -53,7 +53,7 @@ class WholeL3(Plugin):
     def select(self, question: PluginRequest, context: PlacementContext) -> Iterator[CpuSet]:
         if question.demand.prefer_l3 and not question.kept:
             for pool in question.pools:
-                yield from _found(context.fitter.single(question.count, pool.mask, L3))
+                yield from _if_any(context.fitter.single(question.count, pool.mask, L3))
 
     def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
         if not question.demand.prefer_l3:
@@ -76,11 +76,11 @@ class NearNodes(Plugin):
                 yield CpuSet.from_mask(fitter.grow(question.count, pool.mask, question.kept.mask))
                 continue
             for level in {fitter.starts[name]: name for name in (NODE, SOCKET)}.values():
-                yield from _found(fitter.single(question.count, pool.mask, level))
+                yield from _if_any(fitter.single(question.count, pool.mask, level))
             yield CpuSet.from_mask(fitter.anywhere(question.count, pool.mask))
         if not question.kept and len(question.tiers) > 1:
             # No pool fits one node, but some of the best CPUs are on the node that does.
-            yield from _found(fitter.single(question.count, question.candidates.mask, NODE, question.tiers))
+            yield from _if_any(fitter.single(question.count, question.candidates.mask, NODE, question.tiers))
 
     def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
         used = len(context.fitter.nodes_of(cpus.mask))
@@ -139,7 +139,7 @@ class OneThread(Plugin):
                 yield CpuSet.from_mask(fitter.grow(question.count, single, question.kept.mask))
                 continue
             for level in {fitter.starts[name]: name for name in (NODE, SOCKET)}.values():
-                yield from _found(fitter.single(question.count, single, level))
+                yield from _if_any(fitter.single(question.count, single, level))
             yield CpuSet.from_mask(fitter.anywhere(question.count, single))
 
     def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
@@ -161,16 +161,16 @@ class KeepApart(Plugin):
         self._seats: list[tuple[AntiAffinity, str, int]] = []
 
     def filter(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> CpuSet:
-        return cpus & self._near(demand)
+        return cpus & self._avoided(demand)
 
     def post_filter(self, demand: CpuDemand, context: PlacementContext, rejected: CpuSet, missing: int) -> CpuSet:
-        return rejected & self._near(demand)
+        return rejected & self._avoided(demand)
 
     def pre_score(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> Iterable[Scored]:
-        return [(cpus - self._near(demand), 1.0)] if demand.apart is not None else ()
+        return [(cpus - self._avoided(demand), 1.0)] if demand.apart is not None else ()
 
     def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
-        return 1.0 - len(cpus & self._near(question.demand)) / len(cpus)
+        return 1.0 - len(cpus & self._avoided(question.demand)) / len(cpus)
 
     def allocate(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> None:
         if demand.apart is not None:
@@ -178,7 +178,7 @@ class KeepApart(Plugin):
             mask = sum(fitter.touched(cpus.mask)) if demand.apart is AntiAffinity.CORE else _whole_nodes(fitter, cpus)
             self._seats.append((demand.apart, demand.uid, mask))
 
-    def _near(self, demand: CpuDemand) -> CpuSet:
+    def _avoided(self, demand: CpuDemand) -> CpuSet:
         mask = 0
         if demand.apart is not None:
             for where, uid, seat in self._seats:
@@ -216,8 +216,8 @@ class Spread(Plugin):
             # As for nodes, the socket with the most room: what is left remains balanced.
             for socket in sorted(fitter.sockets, key=lambda mask: -(mask & available).bit_count()):
                 if not kept & ~socket:
-                    yield from _found(fitter.spread(question.count, available & socket, kept, group, nodes=least))
-        yield from _found(fitter.spread(question.count, available, kept, group, nodes=least))
+                    yield from _if_any(fitter.spread(question.count, available & socket, kept, group, nodes=least))
+        yield from _if_any(fitter.spread(question.count, available, kept, group, nodes=least))
 
     def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
         demand = question.demand
@@ -256,6 +256,6 @@ class LeastMovement(Plugin):
         return (back + 1.0 - len((cpus - held) & context.remembered) / len(cpus)) / 2
 
 
-def _found(mask: int) -> Iterator[CpuSet]:
+def _if_any(mask: int) -> Iterator[CpuSet]:
     if mask:
         yield CpuSet.from_mask(mask)

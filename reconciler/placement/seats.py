@@ -62,7 +62,7 @@ class NodeSeats:
         self._new: dict[int, bool] = {}
 
     def join(self, node: int, pool: str, milli: int) -> None:
-        self._left[node] -= self._more(node, pool, milli)
+        self._left[node] -= self._added_cpus(node, pool, milli)
         self._milli[node, pool] = self._milli.get((node, pool), 0) + milli
         self._load[node] += milli
 
@@ -104,21 +104,23 @@ class NodeSeats:
 
     def nodes(self, request: SeatRequest, unshared: int) -> list[int]:
         """The nodes with room for a request, the best first. ``unshared``: a mask of nodes that it is to avoid."""
-        fitting = [node for node, left in self._left.items() if self._more(node, request.pool, request.milli) <= left]
+        fitting = [
+            node for node, left in self._left.items() if self._added_cpus(node, request.pool, request.milli) <= left
+        ]
         # A container with CPUs of its own: the tightest node.
         if not request.uid:
             return sorted(fitting, key=lambda node: (self._left[node], node))
 
         def key(node: int) -> tuple[bool, int, float, int]:
             avoided = bool(unshared >> node & 1) or (node in self._new and (request.alone or self._new[node]))
-            return avoided, self._broken(node, request), self._load[node] / self._cpus[node], node
+            return avoided, self._broken_cores(node, request), self._load[node] / self._cpus[node], node
 
         return sorted(fitting, key=key)
 
-    def _broken(self, node: int, request: SeatRequest) -> int:
+    def _broken_cores(self, node: int, request: SeatRequest) -> int:
         """How many whole cores fewer the node has for others then."""
         cores, threads, left = self._rivals.cores.get(node, 0), self._rivals.threads, self._left[node]
-        after = left - self._more(node, request.pool, request.milli)
+        after = left - self._added_cpus(node, request.pool, request.milli)
         return min(cores, left // threads) - min(cores, after // threads)
 
     def seat(self, request: SeatRequest, node: int) -> None:
@@ -138,7 +140,7 @@ class NodeSeats:
         seats._left, seats._new = dict(self._left), dict(self._new)
         return seats
 
-    def _more(self, node: int, pool: str, milli: int) -> int:
+    def _added_cpus(self, node: int, pool: str, milli: int) -> int:
         has = self._milli.get((node, pool))
         return cpus_of(milli) if has is None else cpus_of(has + milli) - cpus_of(has)
 

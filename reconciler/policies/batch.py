@@ -64,7 +64,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> li
     if pod.pod_class is not PodClass.RECLAIMED and not any(map(_mid, pod.members)):
         return []
     if pod.sandbox is not None:
-        return _whole(pod, view, plan, config)
+        return _for_sandboxed(pod, view, plan, config)
     settings: list[Setting] = []
     most = view.capacity_milli
     requested = 0
@@ -138,7 +138,7 @@ def _pod_weight(pod: Pod, requested: int, view: NodeView, plan: NodePlan) -> lis
     return [setting_of(pod, None, "cpu.weight", shares, policy=NAME, reason=reason)]
 
 
-def _whole(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> list[Setting]:
+def _for_sandboxed(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> list[Setting]:
     """A pod in gVisor or kata: its processes are in the pod's own group, which the kubelet bounds by plain limits only.
 
     By the containers of its spec, of which the group itself shows nothing; with the overhead of its RuntimeClass. Where

@@ -87,7 +87,7 @@ def budget_control(counted: CpuSet, cpu: NodeCpu, outside: CpuSet, config: Budge
 
 def idle_milli(counted: CpuSet, cpu: NodeCpu, outside: CpuSet) -> int:
     """What online work and the system leave of these CPUs; may be negative. ``outside``: as in `budget_control`."""
-    return _CPU * len(counted) - max(0, cpu.online_milli + cpu.system_milli - _elsewhere(cpu, outside))
+    return _CPU * len(counted) - max(0, cpu.online_milli + cpu.system_milli - _busy_outside(cpu, outside))
 
 
 def arriving_milli(view: NodeView, owns: Callable[[Pod, Container], bool], config: BudgetConfig) -> int:
@@ -109,7 +109,7 @@ def arriving_milli(view: NodeView, owns: Callable[[Pod, Container], bool], confi
     )
 
 
-def _elsewhere(cpu: NodeCpu, outside: CpuSet) -> int:
+def _busy_outside(cpu: NodeCpu, outside: CpuSet) -> int:
     """What is busy on the CPUs outside; 0 while that is not known of each of them."""
     if not all(number in cpu.idle for number in outside):
         return 0
@@ -224,7 +224,7 @@ def _unknown_since(now: float, age: float | None, previous: Pools | None) -> flo
 
 def _reason(counted: CpuSet, cpu: NodeCpu, outside: CpuSet, config: BudgetConfig) -> str:
     used = max(0, cpu.online_milli + cpu.system_milli)
-    elsewhere = min(used, _elsewhere(cpu, outside))
+    elsewhere = min(used, _busy_outside(cpu, outside))
     # As much of the BE budget as they use is not the BE pods', whose bounds only can hold it.
     hosts = f" ({fmt.cpus(cpu.host_be_milli)} by BE host workloads)" if cpu.host_be_milli else ""
     text = (

@@ -33,14 +33,14 @@ MOST: Final = 512
 """Files at most, more than a kubelet runs pods; the first ones by uid."""
 _INTERVALS: Final = 10
 """The window is kept as the least budget of so many intervals."""
-_FELT: Final = 0.05
+_LEAST_CHANGE: Final = 0.05
 """A smaller relative change of an amount is not worth a write."""
 _NOISE: Final = 20
 """Changes of what online work leaves by up to this part of the CPUs are noise."""
 _STALE_S: Final = 3.0
 _CPU: Final = 1000
 _STATES: Final = {Response.SQUEEZE: CapacityState.SQUEEZED, Response.FREEZE: CapacityState.FROZEN}
-_SUFFERS: Final = "an online pod suffers from interference"
+_CAUSE: Final = "an online pod suffers from interference"
 
 
 class CapacityConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -146,20 +146,20 @@ def capacity_of(pod: Pod, volume: str, view: NodeView, plan: NodePlan, common: _
     if common.given < pools.budget_milli:
         reason = f"{reason}; online pods and the system leave {fmt.cpu(common.given)}"
     if measures.budget_milli is not None:
-        reason = f"{reason}; it does not grow while {_SUFFERS}"
+        reason = f"{reason}; it does not grow while {_CAUSE}"
     state = CapacityState.RUNNING
     squeeze = measures.squeezed.get(pod.uid)
     if squeeze is not None:
-        state, reason = CapacityState.SQUEEZED, f"squeezed, because {_SUFFERS}"
+        state, reason = CapacityState.SQUEEZED, f"squeezed, because {_CAUSE}"
         cpu, least = _at_most(cpu, squeeze), _at_most(least, squeeze)
     if pod.uid in measures.frozen:
-        state, reason = CapacityState.FROZEN, f"frozen for a short time, because {_SUFFERS}"
+        state, reason = CapacityState.FROZEN, f"frozen for a short time, because {_CAUSE}"
         cpu = least = 0
     announced = measures.announced.get(pod.uid)
     # Counts as begun for the likely minimum.
     if announced is not None:
         least = 0 if announced.response is Response.FREEZE else _at_most(least, announced.squeeze)
-        reason = f"will be {_STATES[announced.response]}, because {_SUFFERS}"
+        reason = f"will be {_STATES[announced.response]}, because {_CAUSE}"
     return PodCapacity(
         volume=volume,
         cpu_milli=cpu,
@@ -177,7 +177,7 @@ def capacity_of(pod: Pod, volume: str, view: NodeView, plan: NodePlan, common: _
 def steady(before: PodCapacity | None, fresh: PodCapacity) -> PodCapacity:
     """The former content, unless something else or one of the amounts of CPU has changed enough for a write."""
     if before is None or any(
-        abs(mine - theirs) > _FELT * theirs
+        abs(mine - theirs) > _LEAST_CHANGE * theirs
         for mine, theirs in ((fresh.cpu_milli, before.cpu_milli), (fresh.likely_cpu_milli, before.likely_cpu_milli))
     ):
         return fresh

@@ -108,11 +108,11 @@ def by_device(rules: Iterable[DiskRule], disks: Mapping[str, Disk]) -> tuple[dic
         if disk is None:
             continue
         first = disk_rules.get(disk.device)
-        disk_rules[disk.device] = rule if first is None else _both(first, rule, disk, texts)
+        disk_rules[disk.device] = rule if first is None else _merged(first, rule, disk, texts)
     return disk_rules, texts
 
 
-def _both(first: DiskRule, second: DiskRule, disk: Disk, texts: list[str]) -> DiskRule:
+def _merged(first: DiskRule, second: DiskRule, disk: Disk, texts: list[str]) -> DiskRule:
     """Two rules as one, under the first name; where they differ is added to ``texts``."""
     changes: dict[str, int | str] = {}
     for name in (*_NUMBERS, *_LINES):
@@ -185,7 +185,7 @@ def for_parents(view: NodeView, plan: NodePlan, config: DiskPolicyConfig) -> lis
     if config.weight_online is not None:
         settings += _weights(view, view.burstable, config.weight_online, "higher I/O weight for online pods")
     # io.latency protects a group from siblings without a target or with a larger one: so it is on those of besteffort.
-    settings += _protected(view, view.burstable, config)
+    settings += _latency_targets(view, view.burstable, config)
     # iocost belongs to the machine: its files are in the root group. Without the device's own model line
     # (tools/cgroup/iocost_coef_gen.py of the kernel makes it) it uses estimates.
     for knob, model in (("io.cost_qos", False), ("io.cost_model", True)):
@@ -196,7 +196,7 @@ def for_parents(view: NodeView, plan: NodePlan, config: DiskPolicyConfig) -> lis
         }
         if rows:
             settings.append(_setting("/", knob, DeviceLimits(rows), "from policies.disk.devices"))
-    return _possible(settings, view)
+    return _supported(settings, view)
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: DiskPolicyConfig) -> list[Setting]:
@@ -212,8 +212,8 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: DiskPolicyConfig) 
             settings += _weights(view, path, config.weight_online, "higher I/O weight for online pods")
         # Guaranteed pods are siblings of besteffort; other online pods are below burstable, which has the target.
         if pod.qos is QosClass.GUARANTEED:
-            settings += _protected(view, path, config)
-    return [replace(setting, pod_uid=pod.uid) for setting in _possible(settings, view)]
+            settings += _latency_targets(view, path, config)
+    return [replace(setting, pod_uid=pod.uid) for setting in _supported(settings, view)]
 
 
 def _limits(pod: Pod, view: NodeView, plan: DiskPlan, config: DiskPolicyConfig) -> list[Setting]:
@@ -240,7 +240,9 @@ def _limits(pod: Pod, view: NodeView, plan: DiskPlan, config: DiskPolicyConfig) 
     message = f"1/{parts} of the {'pod' if alone else 'BE'} limits" if part is not None else "limits of this pod"
     message += _BY_MARK if own else ""
     return [
-        replace(_setting(container.group.path, f"blkio.{name}", _only(limits, key), message), container_id=container.id)
+        replace(
+            _setting(container.group.path, f"blkio.{name}", _one_limit(limits, key), message), container_id=container.id
+        )
         for container in containers
         for key, name in KEYS.items()
     ]
@@ -293,12 +295,12 @@ def _part(view: NodeView, config: DiskPolicyConfig, mine: int, of: int) -> Devic
     return DeviceLimits(rows) if rows else None
 
 
-def _only(limits: DeviceLimits, key: str) -> DeviceLimits | None:
+def _one_limit(limits: DeviceLimits, key: str) -> DeviceLimits | None:
     rows = {device: {key: limits[device][key]} for device in limits if key in limits[device]}
     return DeviceLimits(rows) if rows else None
 
 
-def _protected(view: NodeView, path: str, config: DiskPolicyConfig) -> list[Setting]:
+def _latency_targets(view: NodeView, path: str, config: DiskPolicyConfig) -> list[Setting]:
     rows: Mapping[str, Row] = {
         device: {"target": rule.latency_us}
         for device, rule in _rules(view, config).items()
@@ -315,7 +317,7 @@ def _setting(path: str, knob: str, value: Value, reason: str) -> Setting:
     return Setting(path=path, knob=knob, value=value, policy=NAME, reason=reason)
 
 
-def _possible(settings: Iterable[Setting], view: NodeView) -> list[Setting]:
+def _supported(settings: Iterable[Setting], view: NodeView) -> list[Setting]:
     """Those of them that set something, by knobs that this kernel has."""
     return [
         setting for setting in settings if setting.value is not None and unsupported_reason(view, setting.knob) is None
@@ -336,7 +338,7 @@ def _reason(view: NodeView, config: DiskPolicyConfig, plan: DiskPlan) -> str:
         )
         parts.append(missing or shared)
     if config.weight_be is not None or config.weight_online is not None:
-        parts.append(_weights_work(view, version))
+        parts.append(_weights_status(view, version))
     if any(rule.latency_us is not None for rule in config.devices) and (
         missing := unsupported_reason(view, "io.latency")
     ):
@@ -352,7 +354,7 @@ def _reason(view: NodeView, config: DiskPolicyConfig, plan: DiskPlan) -> str:
     return "; ".join(parts) or "no limit configured"
 
 
-def _weights_work(view: NodeView, version: int) -> str:
+def _weights_status(view: NodeView, version: int) -> str:
     supported = [knob for knob in _WEIGHTS[version] if unsupported_reason(view, knob) is None]
     if not supported:
         return f"no weights: {unsupported_reason(view, _WEIGHTS[version][1])}"

@@ -79,7 +79,7 @@ class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: ExclusiveConfig) -> Pools:
     """Choose CPUs for the containers that are to own some; out of what is shared until now."""
     held = _held(previous)
-    if not _ours_to_give(view, previous):
+    if not _may_allocate(view, previous):
         why = f"the kubelet's CPU manager policy is {view.kubelet.policy}: it allocates exclusive CPUs itself"
         return _without(pools, _remembered(held, {}, config), why)
     placed = previous.placed_by_pod if previous is not None else {}
@@ -89,7 +89,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
     demands = [
         demand
         for uid, pod in sorted(concerned.items())
-        for demand in _decided(pod, list(_of_pod(pod, held, placed.get(uid, ()), config)), view.topology)
+        for demand in _with_scheduler_cpus(pod, list(_of_pod(pod, held, placed.get(uid, ()), config)), view.topology)
     ]
     if demands or dedicated:
         # For the first such pod, while it has only its pause container; see `placement.config`.
@@ -135,7 +135,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
     )
 
 
-def _ours_to_give(view: NodeView, previous: Pools | None) -> bool:
+def _may_allocate(view: NodeView, previous: Pools | None) -> bool:
     """Under policy none; and while the kubelet's policy cannot be read, for as long as bypassd's CPUs are assigned."""
     kubelet = view.kubelet
     if kubelet.policy is CpuPolicy.UNKNOWN or kubelet.held:
@@ -222,7 +222,7 @@ def _of_pod(
         yield _demand(pod, init_key, init, held.get(init_key, EMPTY), config)
 
 
-def _decided(pod: Pod, demands: list[CpuDemand], topology: Topology) -> list[CpuDemand]:
+def _with_scheduler_cpus(pod: Pod, demands: list[CpuDemand], topology: Topology) -> list[CpuDemand]:
     """The demands with their parts of the CPUs that a scheduler chose for the pod, core by core.
 
     None has more than it requests, whatever the annotation says. What one of them has already remains its own.

@@ -227,7 +227,7 @@ def step(state: HarmState, sample: HarmSample, now: float, config: HarmConfig) -
     if worst is not None and hurt:
         state = replace(state, calm_since=None, harmed_at=now)
         clear = level >= config.clear_factor
-        if (clear or _again(hurt, before)) and now - state.cut_at >= config.settle_s:
+        if (clear or _lasts(hurt, before)) and now - state.cut_at >= config.settle_s:
             return _cut(state, sample, worst, now, config, clear=clear)
         return _stuck(state, low, top, now, config)
     if level * 100 > config.quiet_percent:
@@ -235,7 +235,7 @@ def step(state: HarmState, sample: HarmSample, now: float, config: HarmConfig) -
     return _calm(state, sample, now, config)
 
 
-def _again(hurt: frozenset[str], before: tuple[frozenset[str], ...]) -> bool:
+def _lasts(hurt: frozenset[str], before: tuple[frozenset[str], ...]) -> bool:
     """Whether small harm has lasted: one pod twice in the last samples, or some pod in each of them.
 
     Or one pod three times in more of them.

@@ -67,7 +67,9 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Id
     """Say what this kernel can, of the sides that are on."""
     lacking = unsupported_reason(view, KNOB) if config.group else None
     groups = "groups beside online pods, else the least weight" if pools.weight_yields else "groups"
-    sides = ([groups] if config.group and lacking is None else []) + (["threads"] if _threads(view, config) else [])
+    sides = ([groups] if config.group and lacking is None else []) + (
+        ["threads"] if _uses_threads(view, config) else []
+    )
     texts = [f"BE pods run only on idle CPU time ({', '.join(sides)})"] if sides else []
     reason = "; ".join([*texts, *([lacking] if lacking is not None else [])])
     return replace(pools, reasons={**pools.reasons, NAME: reason})
@@ -75,7 +77,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Id
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: IdleClassConfig) -> NodePlan:
     """The idle class for the threads of every BE container, those in creation too."""
-    if not _threads(view, config):
+    if not _uses_threads(view, config):
         return plan
     each, settings = of_each(view.pods, _thread_settings), dict[str, Setting]()
     for pod in in_order(view.pods):
@@ -93,7 +95,7 @@ def _thread_settings(pod: Pod) -> Mapping[str, Setting]:
     }
 
 
-def _threads(view: NodeView, config: IdleClassConfig) -> bool:
+def _uses_threads(view: NodeView, config: IdleClassConfig) -> bool:
     """Whether threads have the class: not beside idle groups where the kernel heeds it within groups only.
 
     There (from Linux 6.6 on) both together do harm: a CPU that runs nothing but such threads is chosen for an online

@@ -130,12 +130,12 @@ def amounts(request: int, limit: int | None, total: int | None, of: ClassMemory)
     ``high`` is never below ``min``, and ``low`` is raised to ``min``. ``total``: the node's memory, which replaces a
     missing limit; None: unknown.
     """
-    lowest = _pages(request * of.min_percent // 100)
-    low = _pages(request * of.low_percent // 100)
+    lowest = _whole_pages(request * of.min_percent // 100)
+    low = _whole_pages(request * of.low_percent // 100)
     top = limit if limit is not None else total
     high = None
     if of.throttling_percent and top is not None and top > request:
-        bound = max(_pages(request + (top - request) * of.throttling_percent // 100), lowest)
+        bound = max(_whole_pages(request + (top - request) * of.throttling_percent // 100), lowest)
         high = bound if PAGE <= bound < top else None  # at the limit it would change nothing
     return MemoryAmounts(min_bytes=lowest, low_bytes=max(low, lowest) if low else 0, high_bytes=high)
 
@@ -178,10 +178,10 @@ def swap_of(limit: int | None, percent: int, view: NodeView) -> int | None:
     # A pod may name any limit; above the node's memory it is none, and its swap would have no bound either.
     base = total if limit is None else limit if total is None else min(limit, total)
     if view.versions.get("memory") == 1:
-        return None if limit is None or base is None else _pages(limit + base * percent // 100)
+        return None if limit is None or base is None else _whole_pages(limit + base * percent // 100)
     if percent == 0:
         return 0
-    return None if base is None else _pages(base * percent // 100)
+    return None if base is None else _whole_pages(base * percent // 100)
 
 
 def _swap_percents(view: NodeView, config: MemoryQosConfig) -> dict[str, int]:
@@ -260,7 +260,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
             continue
         level = {QosClass.BESTEFFORT: view.besteffort, QosClass.BURSTABLE: view.burstable}.get(pod.qos)
         for path in (view.kubepods, level) if level is not None else (view.kubepods,):
-            sums[path] = _plus(sums.get(path, MemoryProtection()), protection)
+            sums[path] = _added(sums.get(path, MemoryProtection()), protection)
     whole = sums.get(view.kubepods, MemoryProtection())
     text = f"pod memory never reclaimed: {size(whole.min_bytes)}, reclaimed last: {size(whole.low_bytes)}"
     memory = replace(plan.memory, protected=dict(sorted(sums.items())))
@@ -281,9 +281,9 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: MemoryQosConfig) -
     """Protections and bounds of a pod's containers, and the sums on its directory."""
     pairs = of_pod(pod, view, config)
     if pod.sandbox is not None:
-        return _whole(pod, view, config, [amount for _, amount in pairs]) + _swap(pod, view, plan, config)
+        return _for_sandboxed(pod, view, config, [amount for _, amount in pairs]) + _swap(pod, view, plan, config)
     settings = _swap(pod, view, plan, config)
-    settings += [setting for container, amount in pairs for setting in _of(pod, container, amount, view)]
+    settings += [setting for container, amount in pairs for setting in _settings_of(pod, container, amount, view)]
     if percents(pod, config).oom_group and unsupported_reason(view, "memory.oom_group") is None:
         reason = "all processes are killed together"
         settings += [
@@ -296,19 +296,19 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: MemoryQosConfig) -
     return settings
 
 
-def _whole(pod: Pod, view: NodeView, config: MemoryQosConfig, amounts_of: list[MemoryAmounts]) -> list[Setting]:
+def _for_sandboxed(pod: Pod, view: NodeView, config: MemoryQosConfig, amounts_of: list[MemoryAmounts]) -> list[Setting]:
     """A pod in gVisor or kata: the sums, at its directory. No throttling point where a container has none."""
     sums, highs = _sum(iter(amounts_of)), [amount.high_bytes for amount in amounts_of]
     high = sum(item for item in highs if item) if highs and all(highs) else None
     whole = MemoryAmounts(min_bytes=sums.min_bytes, low_bytes=sums.low_bytes, high_bytes=high)
-    settings = list(_of(pod, None, whole, view))
+    settings = list(_settings_of(pod, None, whole, view))
     if percents(pod, config).oom_group and unsupported_reason(view, "memory.oom_group") is None:
         reason = "all processes are killed together"
         settings.append(setting_of(pod, None, "memory.oom_group", 1, policy=NAME, reason=reason))
     return settings
 
 
-def _of(pod: Pod, container: Container | None, amount: MemoryAmounts, view: NodeView) -> Iterator[Setting]:
+def _settings_of(pod: Pod, container: Container | None, amount: MemoryAmounts, view: NodeView) -> Iterator[Setting]:
     v2 = view.versions.get("memory") == 2
     wanted = (
         ("memory.min", amount.min_bytes or None, "share of the request that is never reclaimed"),
@@ -323,11 +323,11 @@ def _of(pod: Pod, container: Container | None, amount: MemoryAmounts, view: Node
 def _sum(memory_amounts: Iterator[MemoryAmounts]) -> MemoryProtection:
     total = MemoryProtection()
     for item in memory_amounts:
-        total = _plus(total, MemoryProtection(min_bytes=item.min_bytes, low_bytes=item.low_bytes))
+        total = _added(total, MemoryProtection(min_bytes=item.min_bytes, low_bytes=item.low_bytes))
     return total
 
 
-def _plus(protection: MemoryProtection, other: MemoryProtection) -> MemoryProtection:
+def _added(protection: MemoryProtection, other: MemoryProtection) -> MemoryProtection:
     return MemoryProtection(
         min_bytes=protection.min_bytes + other.min_bytes, low_bytes=protection.low_bytes + other.low_bytes
     )
@@ -337,7 +337,7 @@ def _requested(pod: Pod, config: MemoryQosConfig) -> bool:
     return config.pods and pod.memory.auto
 
 
-def _pages(number: int) -> int:
+def _whole_pages(number: int) -> int:
     return number // PAGE * PAGE
 
 

@@ -62,7 +62,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NumaMemoryPolicyCo
     migrate = config.migrate and unsupported_reason(view, "cpu.mems_migrate") is None
     every = view.topology.memory_nodes()
     if pod.sandbox is not None:
-        return _whole(pod, view, plan.pools, every)
+        return _for_sandboxed(pod, view, plan.pools, every)
     settings: list[Setting] = []
     for container in pod.workload:
         if _is_the_kubelets(pod, container, view, every):
@@ -80,7 +80,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NumaMemoryPolicyCo
     return settings
 
 
-def _whole(pod: Pod, view: NodeView, pools: Pools, every: CpuSet) -> list[Setting]:
+def _for_sandboxed(pod: Pod, view: NodeView, pools: Pools, every: CpuSet) -> list[Setting]:
     """A pod in gVisor or kata: the nodes of all its containers together, where each is bound to some."""
     sets = [
         EMPTY

@@ -134,7 +134,7 @@ def shares(count: int, found: Mapping[str, PoolOverlap], held: CpuSet, core: int
             room -= step
     parts = _OverlapParts({k: each.first for k, each in found.items()}, {k: each.spare for k, each in found.items()})
     while (missing := count - sum(has.values())) != 0:
-        chosen = _next(found, has, parts) if missing > 0 else _last(found, has, parts)
+        chosen = _next_taker(found, has, parts) if missing > 0 else _next_giver(found, has, parts)
         if chosen is None:
             break
         has[chosen] += 1 if missing > 0 else -1
@@ -148,7 +148,7 @@ class _OverlapParts(NamedTuple):
     spare: Mapping[str, int]
 
 
-def _next(found: Mapping[str, PoolOverlap], has: Mapping[str, int], parts: _OverlapParts) -> str | None:
+def _next_taker(found: Mapping[str, PoolOverlap], has: Mapping[str, int], parts: _OverlapParts) -> str | None:
     """The pool that takes one more."""
     open_ones = [key for key in sorted(found) if has[key] < len(found[key].cpus)]
     for part in parts:
@@ -157,7 +157,7 @@ def _next(found: Mapping[str, PoolOverlap], has: Mapping[str, int], parts: _Over
     return max(open_ones, key=lambda key: found[key].spare_milli / len(found[key].cpus), default=None)
 
 
-def _last(found: Mapping[str, PoolOverlap], has: Mapping[str, int], parts: _OverlapParts) -> str | None:
+def _next_giver(found: Mapping[str, PoolOverlap], has: Mapping[str, int], parts: _OverlapParts) -> str | None:
     """The pool that takes one less."""
     used = [key for key in sorted(found) if has[key]]
     over = [key for key in used if has[key] > parts.spare[key]]

@@ -38,7 +38,7 @@ def is_pinned(pod: Pod, container: Container, pools: Pools) -> bool:
         return False
     # The kubelet's CPUs count once the runtime has received them. Up to 1.21 that is some seconds after the container's
     # start, and until then it runs on all shared CPUs.
-    return key in pools.placed or not _wider(container, owned)
+    return key in pools.placed or not _has_other_cpus(container, owned)
 
 
 def lifts_pod(pod: Pod, pools: Pools) -> bool:
@@ -60,7 +60,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: PinnedConfig) -> l
     if not plan.pools.dedicated:
         return []
     if pod.sandbox is not None:
-        return _whole(pod, view, plan.pools)
+        return _for_sandboxed(pod, view, plan.pools)
     settings: list[Setting] = []
     for container in pod.containers:
         if is_pinned(pod, container, plan.pools) and _has_quota(container):
@@ -74,7 +74,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: PinnedConfig) -> l
     return settings
 
 
-def _whole(pod: Pod, view: NodeView, pools: Pools) -> list[Setting]:
+def _for_sandboxed(pod: Pod, view: NodeView, pools: Pools) -> list[Setting]:
     """A pod in a machine or kernel of its own: where each container owns CPUs and the pod's own set has no others."""
     owned = [pools.dedicated.get(f"{pod.uid}/{item.name or item.id}") for item in pod.members]
     cpus, have = CpuSet.union(item for item in owned if item), view.actual.get((pod.group.path, "cpu.set"))
@@ -89,7 +89,7 @@ def _has_quota(container: Container) -> bool:
     return container.spec is None or (container.spec.quota_us or 0) > 0
 
 
-def _wider(container: Container, owned: CpuSet) -> bool:
+def _has_other_cpus(container: Container, owned: CpuSet) -> bool:
     """Whether the runtime last received more CPUs than the container owns."""
     if container.spec is None or container.spec.cpus is None:
         return False

@@ -107,14 +107,14 @@ def step(
     states: Mapping[str, TurboState], samples: Mapping[str, TurboSample], node: TurboNode, config: QuotaTurboConfig
 ) -> dict[str, TurboState]:
     """One step for all containers of ``samples``, by group path; the state of any other container is dropped."""
-    before = {path: _noted(states.get(path), sample, config) for path, sample in sorted(samples.items())}
+    before = {path: _recorded(states.get(path), sample, config) for path, sample in sorted(samples.items())}
     # Thousandths of a CPU above the limit.
     lent = {
         path: (state.quota_us - state.limit_us) * CPU_MILLI / samples[path].borrower.period_us
         for path, state in before.items()
     }
-    lent = _slowly_back(lent, samples, node, config)
-    lent = _quickly_back(lent, node, config)
+    lent = _after_slow_fallback(lent, samples, node, config)
+    lent = _after_fast_fallback(lent, node, config)
     for path, more in _growth(samples, node, config).items():
         lent[path] += more
     after: dict[str, TurboState] = {}
@@ -132,7 +132,7 @@ def step(
     return after
 
 
-def _noted(state: TurboState | None, sample: TurboSample, config: QuotaTurboConfig) -> TurboState:
+def _recorded(state: TurboState | None, sample: TurboSample, config: QuotaTurboConfig) -> TurboState:
     """The state with this sample's use in its window. A new or resized container has saved nothing yet.
 
     The window has one sample less than its length: the next sample's use, at most the quota, is the last of it.
@@ -146,7 +146,7 @@ def _noted(state: TurboState | None, sample: TurboSample, config: QuotaTurboConf
     return TurboState(quota_us=state.quota_us, limit_us=state.limit_us, saved=saved)
 
 
-def _slowly_back(
+def _after_slow_fallback(
     lent: Mapping[str, float], samples: Mapping[str, TurboSample], node: TurboNode, config: QuotaTurboConfig
 ) -> dict[str, float]:
     """From the high mark on, an unthrottled container returns up to a tenth; on an unknown load, all of the loan."""
@@ -161,7 +161,7 @@ def _slowly_back(
     }
 
 
-def _quickly_back(lent: Mapping[str, float], node: TurboNode, config: QuotaTurboConfig) -> dict[str, float]:
+def _after_fast_fallback(lent: Mapping[str, float], node: TurboNode, config: QuotaTurboConfig) -> dict[str, float]:
     """From the alarm mark on, what the node uses above it is taken from all loans, in proportion."""
     if node.load_percent is None or node.load_percent < config.alarm_percent:
         return dict(lent)

@@ -431,7 +431,7 @@ class _Candidates(NamedTuple):
 def _candidates(view: NodeView, pools: Pools, config: ReclaimedConfig) -> _Candidates:
     """The CPUs that BE work may use; if there are none, the shared ones that it must use, with a reason."""
     online, kubelet = pools.online_cpus, view.kubelet
-    refused = _refused(view, pools)
+    refused = _closed_to_be(view, pools)
     dedicated = refused if config.share_exclusive else pools.dedicated_cpus
     usable = online - dedicated - pools.interrupt
     if kubelet.policy is not CpuPolicy.NONE and kubelet.default_cpus & online:
@@ -487,7 +487,7 @@ def _exclusive_nodes(view: NodeView, pools: Pools) -> CpuSet:
     return CpuSet.union(map(topology.node_cpus, sorted(nodes)))
 
 
-def _refused(view: NodeView, pools: Pools) -> CpuSet:
+def _closed_to_be(view: NodeView, pools: Pools) -> CpuSet:
     """The dedicated CPUs whose pods refuse BE work, or may: their labels are not known yet.
 
     Source: Koordinator's BE pods run on an LSR pod's CPUs and never on an LSE pod's. Katalyst's dedicated pods do not

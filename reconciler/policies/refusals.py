@@ -337,7 +337,7 @@ def qos_weight(setting: Setting, context: RefusalContext) -> str | None:
     return "the kubelet rewrites the weight of QoS directories every 60 s and on each pod change"
 
 
-_EVERY: Final[tuple[Rule, ...]] = (
+_OF_EVERY_KNOB: Final[tuple[Rule, ...]] = (
     outside_kubepods,
     unknown_group,
     controller_missing,
@@ -357,9 +357,9 @@ _OF_KNOB: Final[Mapping[str, tuple[Rule, ...]]] = {
     "memory.swap": (online_under_memory,),
     "memory.soft": (online_under_memory,),
 }
-_RULES: Final[Mapping[str, tuple[Rule, ...]]] = {knob: _EVERY + rules for knob, rules in _OF_KNOB.items()}
+_RULES: Final[Mapping[str, tuple[Rule, ...]]] = {knob: _OF_EVERY_KNOB + rules for knob, rules in _OF_KNOB.items()}
 _NAMES: Final[Mapping[Rule, str]] = {
-    rule: rule.__name__.replace("_", "-") for rules in (_EVERY, *_OF_KNOB.values()) for rule in rules
+    rule: rule.__name__.replace("_", "-") for rules in (_OF_EVERY_KNOB, *_OF_KNOB.values()) for rule in rules
 }
 """By which metrics and statuses name a rule: renaming the function renames it there."""
 OUTSIDE_PARENT: Final = _NAMES[cpuset_outside_parent]
@@ -385,7 +385,7 @@ def check(context: RefusalContext) -> tuple[dict[tuple[str, str], Setting], list
     context = replace(context, wanted=wanted)
     # Parents first: what is possible there bounds the groups below.
     for key, setting in sorted(wanted.items(), key=lambda item: item[0][0].count("/")):
-        for rule in _RULES.get(setting.knob, _EVERY):
+        for rule in _RULES.get(setting.knob, _OF_EVERY_KNOB):
             reason = rule(setting, context)
             if reason is not None:
                 refusals.append(Refusal(setting=setting, rule=_NAMES[rule], reason=reason))

@@ -118,7 +118,7 @@ class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
 
 def announce(view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig) -> Pools:
     """What the pools will need besides their pods' requests: the policies before leave it to them."""
-    if _why_not(view, config) is not None:
+    if _obstacle(view, config) is not None:
         return replace(pools, terms=PoolTerms(own=False))
     sizes = dict[str, int]()
     if config.measured and previous is not None:
@@ -137,7 +137,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
         return replace(pools, shared=shared, bound={}, reasons={**pools.reasons, NAME: reason})
     # The scheduler does not balance over isolated CPUs: a pool of many would pile up on one of them.
     pools = replace(pools, shared=(pools.shared - view.topology.isolated) or pools.shared)
-    barred = _why_not(view, config)
+    barred = _obstacle(view, config)
     separate = config.mode is SharedPoolMode.SEPARATE and barred is None and len(pools.shared) > 1
     owners = owners_of(pools.dedicated, view)
     # A pod that waits for a node got one when the dedicated containers took theirs, if any of those was new.
@@ -203,7 +203,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: SharedConfig) -> l
     ]
 
 
-def _why_not(view: NodeView, config: SharedConfig) -> str | None:
+def _obstacle(view: NodeView, config: SharedConfig) -> str | None:
     """Why no online pod may be given a CPU set here; None when it may."""
     if config.confine is ConfineMode.NEVER:
         return f"{_KEPT} (confine: never)"

@@ -151,7 +151,7 @@ def _windows(view: NodeView, times: StartPlan, config: StartConfig) -> Iterator[
                 yield _Window(pod.uid, times.executed[container.id], config.exec_s)
 
 
-def _moving(pods: Mapping[str, Pod]) -> Sequence[Pod]:
+def _starting_or_ending(pods: Mapping[str, Pod]) -> Sequence[Pod]:
     """BE pods that start or end by what they are: their deletion was requested, or a container is in creation."""
     return [
         pod
@@ -165,7 +165,7 @@ def _owners(pods: Mapping[str, Pod]) -> Mapping[str, Pod]:
 
 
 def _concerned(view: NodeView, containers: Iterable[str]) -> Iterator[Pod]:
-    found = {pod.uid: pod for pod in derived(view.pods, _moving)}
+    found = {pod.uid: pod for pod in derived(view.pods, _starting_or_ending)}
     owners = derived(view.pods, _owners)
     found |= {owners[cid].uid: owners[cid] for cid in containers if cid in owners}
     return (found[uid] for uid in sorted(found))
