@@ -109,6 +109,7 @@ class PackingMachine:
             by_node[region.node] = by_node.get(region.node, 0) + (region.mask & own).bit_count()
         lone: list[tuple[int, int]] = []
         full: list[tuple[int, int]] = []
+        # From the nodes and caches where the pool has least; of equal ones the highest.
         regions = [(by_node[region.node], (region.mask & own).bit_count(), region) for region in self.regions[::-1]]
         for _, _, region in sorted(regions, key=lambda row: row[:2]):
             for core in reversed(region.cores):

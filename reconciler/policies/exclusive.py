@@ -232,6 +232,7 @@ def _with_scheduler_cpus(pod: Pod, demands: list[CpuDemand], topology: Topology)
         return demands
     left = cpus - CpuSet.union(demand.held for demand in demands)
     order = [number for core in topology.cores() for number in core if number in left]
+    # Offline ones too: a choice that has one cannot be followed, which is reported.
     order += sorted(left - CpuSet(order))
     decided: list[CpuDemand] = []
     for demand in demands:
@@ -266,7 +267,7 @@ def _memory(view: NodeView) -> "NumaFreeMemory | None":
         for container in pod.members:
             number = container.requests.memory_bytes or 0
             key = f"{pod.uid}/{INIT_KEY if container.kind is ContainerKind.INIT else container.name or container.id}"
-            requests[key] = max(requests.get(key, 0), number)
+            requests[key] = max(requests.get(key, 0), number)  # init containers run one after another
     from reconciler.placement.resource_hints import NumaFreeMemory  # see `placement.config`
 
     return NumaFreeMemory(total=total, free={node: known.free[node] for node in total}, requests=requests)

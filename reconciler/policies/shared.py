@@ -138,6 +138,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
     # The scheduler does not balance over isolated CPUs: a pool of many would pile up on one of them.
     pools = replace(pools, shared=(pools.shared - view.topology.isolated) or pools.shared)
     barred = _obstacle(view, config)
+    # Of a single CPU no part is BE work's own.
     separate = config.mode is SharedPoolMode.SEPARATE and barred is None and len(pools.shared) > 1
     owners = owners_of(pools.dedicated, view)
     # A pod that waits for a node got one when the dedicated containers took theirs, if any of those was new.
@@ -147,6 +148,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
     states: Mapping[str, PodIsolation] = {}
     isolated: Mapping[str, int] = {}
     if barred is not None:
+        # Without CPU sets there is only the default pool, in which all online pods run.
         result = PoolMembers({DEFAULT: result.pods[DEFAULT]}, {}, {})
     elif config.isolation.enabled:
         states, admitted = _isolate(result, view, pools, previous, config)
