@@ -243,6 +243,7 @@ class PluginRunner:
     def allowed(self, demand: CpuDemand, cpus: CpuSet, count: int) -> tuple[CpuSet, tuple[str, ...]]:
         """``cpus`` without what the filters keep out, and which filters did; relaxed when fewer than ``count``."""
         left, names = cpus, []
+        # Each filter sees all CPUs, whatever those before it exclude: their order does not matter.
         for name, _, out in self._answers(
             "filter", demand, lambda plugin: _cpus(plugin.filter(demand, self.context, cpus))
         ):

@@ -306,6 +306,7 @@ class CpuAccumulator:
         return 0
 
     def _shares(self, nodes: list[int], total: int, room: Mapping[int, int], group: int) -> dict[int, int] | None:
+        """CPUs by node, in multiples of a group but for an odd rest; None: these nodes cannot have as many each."""
         each = total // len(nodes) // group * group
         if not each or any(room[node] < each for node in nodes):
             return None

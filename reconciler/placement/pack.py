@@ -82,7 +82,7 @@ class PackingMachine:
     def assign(self, wanted: Mapping[str, int], holds: Masks, allowed: Masks) -> Masks:
         """The sets by pool; a bound pool may lack CPUs afterwards, any other only where there are too few in all."""
         lacking = {name: size - holds[name].bit_count() for name, size in wanted.items()}
-        growing = 0
+        growing = 0  # CPUs of pools that take more: threads beside them are released first
         for name, missing in lacking.items():
             if missing > 0:
                 growing |= holds[name]
@@ -91,7 +91,7 @@ class PackingMachine:
         for name, missing in lacking.items():
             assigned[name] = holds[name] if missing >= 0 else self._shrunk(holds[name], -missing, growing)
             free &= ~assigned[name]
-        confined = 0
+        confined = 0  # CPUs that bound pools may have: the others take them last
         for mask in allowed.values():
             if mask != self.free:
                 confined |= mask

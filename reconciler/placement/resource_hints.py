@@ -266,6 +266,7 @@ class FreeCapacity:
         self._total = {node: len(topology.node_cpus(node)) for node in topology.nodes()}
         self._left = {node: len(topology.node_cpus(node) & loose) for node in self._total}
         self._threads = max((len(core) for core in topology.cores()), default=1)
+        # A machine has hundreds of cores: they are counted only where they matter.
         minds_cores = any(demand.full_cores or demand.spread_cores for demand in demands)
         cores = [core.mask for core in topology.cores()] if minds_cores else []
         masks = {node: topology.node_cpus(node).mask for node in self._total}
@@ -338,6 +339,7 @@ class FreeCapacity:
         """The demand's CPUs and memory come from these nodes, as much as possible from the first."""
         self._expected.pop(demand.key, None)
         missing, taken = demand.count, dict.fromkeys(nodes, 0)
+        # First what no other new demand is expected to need.
         for left in (self._unexpected(demand), self._left):
             for node, count in taken.items():
                 taken[node] += min(missing, max(0, left[node] - count))

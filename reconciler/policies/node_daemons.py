@@ -261,6 +261,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     if weights and not view.daemons.turns:
         parts.append("turns are not shortened: the scheduler's files cannot be read (debugfs not mounted?)")
     reason = "; ".join(parts) or "no group is named"
+    # Without a weight of bypassd's the scheduler's files are unchanged, too.
     files = {**plan.files, **_turns(view, config)} if weights else plan.files
     return replace(plan, daemons=weights, files=files, reasons={**plan.reasons, NAME: reason})
 

@@ -440,7 +440,7 @@ def _requested(
         elif fixed is not None:
             size = PoolSize(wanted_milli=fixed * _CPU, cpus=fixed, reason=f"fixed: {fixed} CPUs")
         elif config.measured:
-            starting = view.cpu is None
+            starting = view.cpu is None  # the first sample of this run is still to come
             provision = config.provision
             milli, why = demand(
                 key,
@@ -457,6 +457,7 @@ def _requested(
             size = regulate(before, milli, view.now, config.size, threads=threads)
             if provision.pools.get(key, provision.policy) is ProvisionPolicy.PID:
                 size = with_experience(size, before, pods, view.uses, provision.estimate)
+            # An unchanged size keeps its reason: else every plan would differ from the last one.
             if size is not before:
                 size = replace(size, reason=f"{why}; {size.reason}")
         else:

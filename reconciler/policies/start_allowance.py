@@ -122,7 +122,7 @@ def _times(view: NodeView, previous: StartPlan, config: StartConfig) -> StartPla
     created, executed, ending = dict[str, float](), dict[str, float](), dict[str, float]()
     for pod in _concerned(view, {*previous.created, *previous.executed}):
         if pod.deleting and pod.containers:
-            ending[pod.uid] = min(previous.ending.get(pod.uid, now), now)
+            ending[pod.uid] = min(previous.ending.get(pod.uid, now), now)  # never in the future: the clock may go back
         for container in pod.containers:
             cid = container.id
             if container.phase is Phase.CREATING:
