@@ -1,24 +1,14 @@
 """The plug-in chain of the choice of CPUs: the interface of a rule, the enabled rules, and how they are called.
 
-A rule is one small class, `Plugin`, that overrides one or more extension points:
-
-    sort        in which order the demands choose
-    filter      CPUs that this demand may not have
-    post_filter which of those it may have after all when too few are left
-    pre_score   single CPUs, in groups of one score each
-    select      combinations worth a look: a handful, made out of the pools that the pre-scores give, no enumeration
-    score       a whole combination, 0.0 to 1.0
-    allocate    called with the CPUs that a demand owns in the end
-    deallocate  called with the CPUs that it released
+A rule is one small class, `Plugin`, that overrides one or more extension points: sort, filter, post_filter, pre_score,
+select, score, allocate, deallocate. docs/cpu-plugins.md describes how a site writes one.
 
 The best weighted sum of scores wins; of equal ones the combination that was selected first (plug-ins in the order of
 their names in `BUILT_IN`, then the site's). Inside a combination the built-in ones take the lowest free ids.
-docs/cpu-plugins.md describes how a site writes one.
 
-Source: the CPU manager plug-in model proposed for the kubelet (sort, filter, post-filter, pre-score, select, score,
-allocate, deallocate). Differences: pre-scores are given by groups (bit masks) instead of per CPU, so that a rule costs
-the same on 8 and on 1,024 CPUs; select yields several combinations, for score to have something to compare; a
-post-filter relaxes filters instead of evicting a pod.
+Source: the CPU manager plug-in model proposed for the kubelet. Differences: pre-scores are given by groups (bit masks)
+instead of per CPU, so that a rule costs the same on 8 and on 1,024 CPUs; select yields several combinations, for score
+to have something to compare; a post-filter relaxes filters instead of evicting a pod.
 """
 
 # ruff: noqa: ARG002  (a plug-in's unused extension points use no argument)
@@ -95,7 +85,10 @@ class Plugin:
         return ()
 
     def select(self, question: PluginRequest, context: PlacementContext) -> Iterable[CpuSet]:
-        """Combinations of ``question.count`` CPUs (more only to complete cores), the best first."""
+        """Combinations of ``question.count`` CPUs (more only to complete cores), the best first.
+
+        A handful, made out of ``question.pools``; no enumeration.
+        """
         return ()
 
     def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
