@@ -289,7 +289,8 @@ class ResctrlActuator:
         self._ours: tuple[str, ...] = ()
         self._foreign: tuple[str, ...] = ()
         self._changed: Counter[str] = Counter()
-        self._changed_plan: CachePlan | None = None
+        self._swept_plan: CachePlan | None = None
+        """The plan of the last sweep."""
         self._problem = ""
 
     async def restore(self, only: str | None, situation: PlanSnapshot | None) -> Sequence[RestoreResult]:
@@ -461,16 +462,15 @@ class ResctrlActuator:
     # Events and counts
 
     def _yielded(self) -> dict[str, str]:
-        if self._changed_plan is None or self._changed_plan.groups != self._plan.groups:
+        if self._swept_plan is None or _wanted_values(self._swept_plan) != _wanted_values(self._plan):
             self._changed.clear()
-            self._changed_plan = self._plan
         message = f"changed {_PATIENCE} times by another program; unchanged until the plan changes"
         return {name: message for name, count in self._changed.items() if count >= _PATIENCE}
 
     def _record_outcome(self, outcome: SweepResult) -> None:
         """Count the writes, and record foreign changes in the history."""
-        before = {group.name: group.schemata for group in self._changed_plan.groups} if self._changed_plan else {}
-        now = {group.name: group.schemata for group in self._plan.groups}
+        before = _wanted_values(self._swept_plan) if self._swept_plan is not None else {}
+        now, self._swept_plan = _wanted_values(self._plan), self._plan
         for name in outcome.rewritten:
             if name in self._outcome.homes.values() and before.get(name) == now.get(name):
                 self._changed[name] += 1
@@ -484,6 +484,11 @@ class ResctrlActuator:
     def _note(self, kind: str, path: str, why: str) -> None:
         event = LedgerEvent(at=time.time(), kind=kind, path=path, file="resctrl", writer=US, policy=CACHE, reason=why)
         self._ledger.note(event)
+
+
+def _wanted_values(plan: CachePlan) -> dict[str, Mapping[str, Mapping[int, int]] | None]:
+    """By group, the default one included."""
+    return {DEFAULT: plan.default, **{group.name: group.schemata for group in plan.groups}}
 
 
 def _advance(steps: Iterator[None], seconds: float) -> bool:

@@ -370,3 +370,13 @@ async def test_a_look_that_changes_nothing_does_not_wake_it(world: World, nurser
     assert world.side.status()["sweeps"] == 1
     world.side.planned(world.situation(BATCH, WEB))
     await until(lambda: world.side.status()["sweeps"] == 2)
+
+
+async def test_a_change_of_the_plan_is_not_one_by_another_program(world: World) -> None:
+    world.spawn(BATCH)
+    await world.sweep(BATCH)
+    for end_percent in (50, 60, 70, 80, 90, 100):
+        reclaimed = replace(world.config.reclaimed, cat_range_end_percent=end_percent)
+        world.config = CachePolicyConfig(enabled=True, reclaimed=reclaimed)
+        await world.sweep(BATCH)
+    assert [event.kind for event in world.ledger.events_after(0) if event.kind == "foreign"] == []
