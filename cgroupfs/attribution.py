@@ -1,14 +1,7 @@
 """Attribution of writes to control files: one fanotify mark per hierarchy, or inotify where the kernel lacks that.
 
 fanotify reports the writer's pid for every write below a mount, by any process, through any mount of the same
-hierarchy; it needs CAP_SYS_ADMIN in the first user namespace. Each event has an open descriptor of the file, which must
-be closed in any case. Own writes are reported, too, and are dropped first and cheaply.
-
-`identify` finds the kind of the writer. Any process may take any name: kubelet, runtime and systemd are only processes
-of root's in the first user namespace and outside every pod's groups. In a pod's group only a runtime's shim is
-accepted, and only if it shares the file systems and process ids of process 1, which no container does unless it has
-been given the whole node. It is called a few dozen microseconds after the write: short-lived writers (runc, a shell's
-echo) often still exist, but not always. An undetermined one is UNKNOWN and never guessed.
+hierarchy; it needs CAP_SYS_ADMIN in the first user namespace. `identify` finds the kind of the writer.
 
 Source: fanotify(7), fanotify_init(2), fanotify_mark(2); measured on 5.10 to 6.18.
 """
@@ -30,9 +23,12 @@ from cgroupfs.log import get_log
 from cgroupfs.watch import DirWatcher, Mask
 
 _MOST: Final = 64 * 1024
+"""Bytes of a process's list of groups."""
 _POD: Final = "kubepods"
 _OUTSIDE: Final = ":/.."
+"""How a group begins that is outside of our cgroup namespace."""
 _UNSET_LOGIN: Final = "4294967295"
+"""``loginuid`` of a process that no login started: -1."""
 _KUBELETS: Final = frozenset({"kubelet", "hyperkube", "kubelite", "k3s", "k3s-server", "k3s-agent", "edgecore"})
 _RUNTIMES: Final = frozenset(
     {"runc", "crun", "youki", "kata-runtime"}
@@ -44,6 +40,7 @@ _HANDS: Final = frozenset(
     {"bash", "sh", "dash", "ash", "zsh", "ksh", "fish", "tcsh", "csh", "busybox", "sudo", "su"}
     | {"tee", "dd", "cp", "sed", "vi", "vim", "nvim", "nano", "emacs", "mc", "cgset", "cgclassify", "cgexec"}
 )
+"""Programs with which a person writes a file, outside of services."""
 _LOG: Final = get_log("attribution")
 _NAME: Final = "write attribution"
 _FAN_CLASS_NOTIF_CLOEXEC_NONBLOCK: Final = 0x0 | 0x1 | 0x2
@@ -100,7 +97,9 @@ UNKNOWN_WRITER: Final = WriterProcess(kind=WriterKind.UNKNOWN)
 def identify(pid: int, root: str = "/") -> WriterProcess:
     """The kind of process ``pid`` now. Costs 10 to 40 µs; errors: none.
 
-    ``pid`` 0 is the kernel's number for a process outside this pid namespace.
+    It is called a few dozen microseconds after the write: short-lived writers (runc, a shell's echo) often still exist,
+    but not always. An undetermined one is UNKNOWN and never guessed. ``pid`` 0 is the kernel's number for a process
+    outside this pid namespace.
     """
     if pid <= 0:
         return UNKNOWN_WRITER
@@ -120,6 +119,7 @@ def _kind(pid: int, comm: str, program: str, directory: str) -> WriterKind:
     # A list that is cut off may hide the pod's group, and so does a path relative to a cgroup namespace.
     in_pod = _POD in groups or _OUTSIDE in groups or len(groups) >= _MOST
     component = _component(pid, comm, names, program)
+    # Any process may take any name. In a pod's group only a runtime's shim is accepted.
     if component is not None and (not in_pod or _is_part(names)) and _is_hosts(directory, in_pod=in_pod):
         return component
     if in_pod:
@@ -153,7 +153,11 @@ def _is_part(names: set[str]) -> bool:
 
 
 def _is_hosts(directory: str, *, in_pod: bool) -> bool:
-    """Whether it may be a component of the node: root, in the first user namespace, in no pod's group."""
+    """Whether it may be a component of the node: root's, in the first user namespace.
+
+    In a pod's group it also shares the file systems and process ids of process 1, which no container does unless it has
+    been given the whole node.
+    """
     status = _read(f"{directory}/status")
     if status_field(status, "Uid:").split() != ["0"] * 4:
         return False
@@ -275,6 +279,7 @@ class FanotifyWatch:
         self._own = os.getpid()
         self._bases: dict[int, str] = {}
         self._elsewhere: set[tuple[int, str]] = set()
+        """Devices, with the paths that they have in other mount namespaces."""
         self._waiting = False
         self._losing = 0
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -389,11 +394,12 @@ class FanotifyWatch:
             try:
                 if mask & _FAN_Q_OVERFLOW:
                     batch.append(ObservedWrite("", "", "", UNKNOWN_WRITER, lost=True))
-                elif pid != self._own and version == _FAN_VERSION:
+                elif pid != self._own and version == _FAN_VERSION:  # own writes first: they are the most frequent
                     write = self._decode(fd, pid, writers)
                     if write is not None:
                         batch.append(write)
             finally:
+                # Each event has an open descriptor, also one that is not decoded.
                 if fd >= 0:
                     os.close(fd)
         return batch

@@ -79,9 +79,11 @@ DEFAULT_PERIOD_US: Final = 100_000
 MIN_BANDWIDTH_US: Final = 1_000
 MAX_PERIOD_US: Final = 1_000_000
 MAX_QUOTA_US: Final = (1 << 44) - 1
+"""Source: kernel/sched/core.c, max_cfs_runtime."""
 MIN_SHARES: Final = 2
 MAX_SHARES: Final = 262_144
 MAX_PIDS: Final = 4_194_304
+"""Source: include/linux/threads.h, PID_MAX_LIMIT."""
 MIN_IDENTITY: Final = -1
 MAX_IDENTITY: Final = 2
 OFFLINE: Final = -1

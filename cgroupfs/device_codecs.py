@@ -2,16 +2,10 @@
 
 The kernel takes one device in one write and keeps the values of the others, so a whole file needs several writes:
 `Codec.writes` returns them, from the present text to the planned one. A device that is not in the planned text is
-freed: the file as a whole is bypassd's for as long as it has a setting.
+freed: the file as a whole is bypassd's for as long as it has a setting. An unknown device and a *partition* are ENODEV,
+on v1 and v2, also for ``io.cost.*``: only whole disks have limits.
 
-Measured on kernels (v1: 6.18; v2: 6.1 and 6.12):
-
-- An unknown device and a *partition* are ENODEV, on v1 and v2, also for ``io.cost.*``: only whole disks have limits.
-- v1 takes any number up to 2^64 for ``*_iops_device`` and cuts it to 32 bits in silence; 2^32-1 means no limit.
-- On v2 a 0 is ERANGE; a line may name some of the keys and keeps the others, so each line of bypassd names all of them.
-- ``io.cost.qos`` and ``io.cost.model`` never lose a line again: after bypassd's end it is ``enable=0 ctrl=auto`` or
-  ``ctrl=auto``, which is the kernel's default, and counts as no line here.
-- ``io.weight`` and ``io.bfq.weight`` read ``default N`` with one line per device of its own; v1 has a bare number.
+Source: measured on kernels (v1: 6.18; v2: 6.1 and 6.12).
 """
 
 from collections.abc import Callable, Mapping
@@ -23,6 +17,7 @@ from cgroupfs.lines import lines_of
 
 MAX_BPS: Final = (1 << 64) - 2
 MAX_IOPS: Final = (1 << 32) - 2
+"""v1 takes any number up to 2^64 and cuts it to 32 bits in silence; 2^32-1 means no limit."""
 MAX_LATENCY_US: Final = 60_000_000
 MAX_IO_WEIGHT: Final = 10_000
 MAX_BFQ_WEIGHT: Final = 1_000
@@ -56,6 +51,7 @@ def throttle(key: str, largest: int) -> Codec:
 def _show_max(row: Row) -> str:
     if not set(row) <= set(_IO_MAX):
         raise ValueError(f"{shown(dict(row))} has other keys than {', '.join(_IO_MAX)}")
+    # All of the keys: a key that a line does not name keeps its value. 0 is ERANGE.
     parts = (f"{key}={_whole(row[key], 1, largest, key) if key in row else 'max'}" for key, largest in _IO_MAX.items())
     return " ".join(parts)
 
@@ -102,7 +98,8 @@ def _parse_qos(parts: list[str]) -> Row:
     pairs = _pairs(parts)
     row: dict[str, int | str] = {"enable": whole(pairs.get("enable", "0")), "ctrl": pairs.get("ctrl", "auto")}
     if row["ctrl"] == "auto":
-        # The numbers behind it are the kernel's own choice, and change with the device.
+        # The numbers behind it are the kernel's own choice, and change with the device. A line is never removed again:
+        # one that is freed has the kernel's default, ``enable=0 ctrl=auto``.
         return row if row["enable"] else {}
     for key in _QOS[2:]:
         if key in pairs:
@@ -143,8 +140,8 @@ def cost_row(line: str, *, model: bool) -> Row:
         for key in (_MODEL if model else _QOS)
         if key in filled
     }
-    shown = (_show_model if model else _show_qos)(row)
-    return (_parse_model if model else _parse_qos)(shown.split())
+    text = (_show_model if model else _show_qos)(row)
+    return (_parse_model if model else _parse_qos)(text.split())
 
 
 def _codec(show: Show, parse: Callable[[list[str]], Row], free: str) -> Codec:
@@ -214,7 +211,7 @@ def _percent(value: int | str, key: str) -> str:
 
 
 def _default_weight(high: int) -> Codec:
-    """v2: ``default N``, and lines of single devices, which are not changed."""
+    """v2: ``default N``, and lines of single devices, which are not changed; v1 has a bare number."""
     bare = one_number(1, high, "weight")
 
     def decode(text: str) -> Value:

@@ -3,9 +3,6 @@
 An open, a read and a close of a file that was last read a second ago cost 11-14 µs, a mere read 3-5 (6.18, 110 pods;
 see docs/signals.md). A descriptor of a removed group fails with ENODEV for ever, also when its name was made again, so
 a namesake is opened again. Only for control files: a descriptor below /proc/<pid> would keep its process's resources.
-
-The price is a descriptor and 5 KiB of kernel memory a file, so there is a bound, beyond which files are opened for each
-reading; files that are not read any more are closed within seconds.
 """
 
 import errno
@@ -22,8 +19,9 @@ _MANY: Final = 10_000
 _SWEEP: Final = 4
 """Every so many passes what is not read any more is closed."""
 _PART: Final = 4
-"""Of the descriptors that this process may have, at most this part is kept open here."""
-_FEW: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Of the descriptors that this process may have, at most this part is kept open here. Each also costs 5 KiB of kernel
+memory. Beyond it files are opened for each reading."""
+_SHORTAGE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 @final
@@ -74,8 +72,8 @@ class FdCache:
         try:
             number = os.open(f"{directory}/{file}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
-            if exc.errno in _FEW:
-                self._most = len(self)
+            if exc.errno in _SHORTAGE:
+                self._most = len(self)  # from now on no more than are open
             raise
         try:
             text = _read(number)

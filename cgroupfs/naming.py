@@ -162,6 +162,7 @@ class Layout(Struct, frozen=True):
         if not (directory.startswith(prefix) and directory.endswith(_SLICE)):
             return "", directory
         own = directory[len(prefix) : -len(_SLICE)]
+        # A dash separates further levels: the kubelet has none in a name.
         return "" if "-" in own else unescape(own), directory
 
 
@@ -253,6 +254,7 @@ def detect_layout(hierarchy: _Tree, kubelet_config: Mapping[str, object] | None 
     configured = None if kubelet_config is None else _configured(kubelet_config)
     if configured is not None and _exists(hierarchy, configured):
         return configured
+    # At the root before one level down, then the one with more pods; the rest only makes the choice repeatable.
     layouts = sorted(
         _candidates(hierarchy),
         key=lambda layout: (

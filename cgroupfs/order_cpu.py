@@ -4,9 +4,6 @@ The kernel's rules, v1: a limited group's quota/period ratio is at most that of 
 every moment; "no limit" is always accepted. Both versions: burst is at most the quota (EINVAL for either of them).
 v2 has no ratio rule, and quota and period share one file; it gets the same order.
 
-Where a group inside (a tenant's, which no change lowers) has a larger ratio than the wanted one, the least quota that
-the kernel takes can be written instead: its ratio is that group's, rounded up to a microsecond.
-
 Source: kernel/sched/core.c, tg_cfs_schedulable_down and tg_set_cfs_bandwidth; tried on 5.10, 6.1 and 6.18.
 """
 
@@ -71,7 +68,8 @@ def order_bandwidth(
 ) -> tuple[list[BandWrite], dict[tuple[str, str], BandRefusal]]:
     """The writes that take the changed groups (``want``) from ``have`` (every known group) to where they may go.
 
-    ``least``: the groups that get the least possible quota where a group inside has a larger ratio than wanted.
+    ``least``: the groups that get the least possible quota where a group inside (a tenant's, which no change lowers)
+    has a larger ratio than wanted.
 
     Four passes, each legal after the ones before it: lower bursts; lift limits to "none"; lower ratios from the leaves
     up; raise and set ratios from the root down; raise bursts.
@@ -83,6 +81,7 @@ def order_bandwidth(
     unlimited = [path for path in order if goal[path].quota is None]
     later = set(lowered) | set(unlimited)
     raised = [path for path in order if path not in later]
+    # Only v1 has two files, between whose writes the group has a third ratio.
     crossing = version == 1 and any(goal[path].period != have[path].period for path in order)
     limited_above = _limited_above(have) if crossing else set()
     for path in (*unlimited, *reversed(lowered), *raised):
@@ -154,6 +153,7 @@ def _feasible(
     wished = dict(goal)
     lost: set[str] = set()
     raised: dict[str, int] = {}
+    # Each round refuses a change or raises one to the ratio of a group inside, so the rounds end.
     while losers := _over_parent({**have, **goal}, have, goal, raised):
         for path, (reason, by) in losers.items():
             band = goal[path]

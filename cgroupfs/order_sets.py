@@ -116,7 +116,7 @@ def _infeasible(want: Mapping[str, int], have: Mapping[str, int], family: Family
     final = {**have, **want}
     against: dict[str, str] = {}
 
-    def settle(child: str, up: str) -> Iterable[str]:
+    def leave_out(child: str, up: str) -> Iterable[str]:
         if not final[child] & ~final[up]:
             return ()
         for loser, other in ((child, up), (up, child)):
@@ -130,9 +130,9 @@ def _infeasible(want: Mapping[str, int], have: Mapping[str, int], family: Family
     while pending:
         path = pending.pop()
         if path in family.parent:
-            pending.extend(settle(path, family.parent[path]))
+            pending.extend(leave_out(path, family.parent[path]))
         for child in family.children.get(path, ()):
-            pending.extend(settle(child, path))
+            pending.extend(leave_out(child, path))
 
     retry = bool(against)
     while retry:

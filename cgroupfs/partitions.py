@@ -2,9 +2,7 @@
 
 A group's ``cpuset.cpus`` is a wish on v2. A partition (``cpuset.cpus.partition`` is root or isolated) takes its CPUs
 from every group outside of it: a group all of whose CPUs are taken runs on those of the group above it, and its file
-shows the wish as before. One that the kernel did not grant shows its state with ``invalid`` and the reason: its set is
-empty or overlaps a sibling's, the group above is none, or has processes and would be left without a CPU. A sibling's
-set that is written over it later ends it as well (since 6.1; before, that write is refused).
+shows the wish as before.
 
 Source: kernel documentation, cgroup-v2, "Cpuset Interface Files"; kernel/cgroup/cpuset.c, update_prstate.
 """
@@ -25,9 +23,11 @@ _OWN: Final = ("cpuset.cpus.exclusive.effective", "cpuset.cpus")
 """What a partition has: since 6.7, and before."""
 _MEMBER: Final = "member"
 _INVALID: Final = " invalid"
+"""In the state of one that the kernel did not grant, before the reason: its set is empty or overlaps a sibling's, the
+group above is not a partition, or has processes and would be left without a CPU."""
 _LONGEST: Final = 120
 _WITHIN: Final = 32
-"""Groups inside one container that are looked at."""
+"""Groups inside one container that are read."""
 _ABOVE: Final = 256
 """Groups directly below the root, and the groups in these, in which a partition is searched for."""
 
@@ -71,7 +71,10 @@ def _taken(hierarchy: Hierarchy, path: str, files: FileOps) -> CpuSet:
 
 
 def partition_ended_by(hierarchy: Hierarchy, path: str, wanted: CpuSet, files: FileOps) -> Partition | None:
-    """A partition next to a group that the kernel would end if the group's set were ``wanted``; None: none is known."""
+    """A partition next to a group that the kernel would end if the group's set were ``wanted``; None: none is known.
+
+    Since Linux 6.1; earlier kernels refuse that set.
+    """
     if hierarchy.version("cpuset") != 2:
         return None
     above = path.rpartition("/")[0] or "/"

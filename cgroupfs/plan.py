@@ -63,7 +63,7 @@ class _Planner:
         self._usable: dict[str, tuple[Knob, Version] | BlockedChange] = {}
         self._left: dict[str, dict[str, KnobChange]] = {name: {} for name in CATALOG}
         """By knob and group: what differs from the value there now."""
-        self._there: dict[tuple[str, str], KnobChange] = {}
+        self._in_place: dict[tuple[str, str], KnobChange] = {}
         """By group and knob: wanted, and there already."""
         self._have: dict[tuple[str, str], Value] = {}
         self._fast: list[WriteStep] = []
@@ -118,12 +118,13 @@ class _Planner:
             self._have[key] = have
             if have == change.want or (knob.unit in _ROUNDED and knob.same(have, change.want, version)):
                 self._left[name].pop(path, None)
-                self._there[key] = change
+                self._in_place[key] = change
                 return
         elif name in _ORDERED:
+            # What may be written depends on what is there now.
             self._block(change, "unknown", f"the current {name} is unknown: read it first")
             return
-        self._there.pop(key, None)
+        self._in_place.pop(key, None)
         self._left[name][path] = change
 
     def _look_up(self, name: str) -> tuple[Knob, Version] | BlockedChange:
@@ -132,11 +133,11 @@ class _Planner:
         version = self._versions.get(knob.controller) if knob else None
         usable: tuple[Knob, Version] | BlockedChange
         if knob is None:
-            usable = _no(name, "knob", f"unknown knob {name}")
+            usable = _unusable(name, "knob", f"unknown knob {name}")
         elif version is None:
-            usable = _no(name, "controller", f"the controller {knob.controller} is not mounted")
+            usable = _unusable(name, "controller", f"the controller {knob.controller} is not mounted")
         elif knob.file(version) is None:
-            usable = _no(name, "version", f"{name} does not exist on cgroup v{version}")
+            usable = _unusable(name, "version", f"{name} does not exist on cgroup v{version}")
         else:
             usable = knob, version
         self._usable[name] = usable
@@ -256,7 +257,7 @@ class _Planner:
             if change.want == 1:
                 continue
             # Leaving idle sets the kernel's default weight, whatever the earlier value.
-            after = weights.get(path) or self._there.get((path, "cpu.weight"))
+            after = weights.get(path) or self._in_place.get((path, "cpu.weight"))
             if after is not None:
                 self._step(after)
 
@@ -322,7 +323,7 @@ class _Planner:
             if version == 2:
                 if limit is not None and not self._tightens(limit):
                     self._step(limit)
-                elif limit is not None and self._kills_nobody(limit):
+                elif limit is not None and self._fits_usage(limit):
                     self._step(limit, guard=_USED[2], reclaim=limit.reclaim)
                 if swap is not None:
                     self._step(swap)
@@ -354,7 +355,7 @@ class _Planner:
         have = self._value(change.path, change.knob)
         return isinstance(have, UnsetType) or CATALOG[change.knob].looser(have, change.want)
 
-    def _kills_nobody(self, change: KnobChange) -> bool:
+    def _fits_usage(self, change: KnobChange) -> bool:
         """True for a lowered v2 limit that is above the memory in use, or may be brought there; else it is blocked.
 
         The step checks again right before it writes.
@@ -385,7 +386,7 @@ def _mask(value: Value) -> int:
     return value.mask if isinstance(value, CpuSet) else 0
 
 
-def _no(name: str, rule: str, reason: str) -> BlockedChange:
+def _unusable(name: str, rule: str, reason: str) -> BlockedChange:
     return BlockedChange(change=KnobChange(path="/", knob=name, want=None), rule=rule, reason=reason)
 
 

@@ -26,6 +26,7 @@ _LONGEST_US: Final = 10_000_000
 _UNPRIVILEGED_US: Final = 2_000_000
 _CAP_SYS_RESOURCE: Final = 24
 _CLOSE_S: Final = 10.0
+"""A close that takes longer is left to its thread."""
 _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 
 

@@ -2,11 +2,7 @@
 
 A kernel always has the cgroup2 hierarchy, mounted or not, and every process is in its root until it is moved. A process
 can be put into a group there without leaving its v1 groups: pressure, for one, is counted for it then. Nothing is
-limited. Only processes in the root are taken: a process in another group is systemd's, the runtime's or another
-program's.
-
-If the hierarchy is not mounted, it is mounted at a private place. If it is, that mount is used: a second one without
-its options (``nsdelegate``, ``memory_recursiveprot``) would remove them from the first.
+limited.
 
 Everything here blocks and belongs in a thread: the first attach after a while takes the kernel 8-20 ms. Source: kernel
 documentation, admin-guide/cgroup-v2; the effect of a second mount: kernel/cgroup/cgroup.c (apply_cgroup_root_flags).
@@ -25,7 +21,9 @@ from cgroupfs.lines import lines_of
 POINT: Final = "/run/bypassd/cgroup2"
 PREFIX: Final = "bypassd-psi-"
 _DETACH: Final = 2
+"""``MNT_DETACH``. Source: umount2(2)."""
 _ROUNDS: Final = 5
+"""Attempts to empty a group whose processes fork."""
 _ENDED: Final = frozenset({errno.ESRCH, errno.ENOENT})
 
 
@@ -65,6 +63,7 @@ class PrivateTree:
 
     def open(self) -> None:
         """Have the hierarchy mounted. Errors: `CgroupError` when the kernel refuses."""
+        # A second mount without the first one's options (nsdelegate, memory_recursiveprot) would remove them from it.
         if self._mounted is not None or self._is_mounted():
             return
         try:
@@ -121,6 +120,7 @@ class PrivateTree:
             if place is None or place == f"/{self._prefix}{uid}":
                 continue
             if place != "/":
+                # Systemd's, the runtime's or another program's.
                 foreign = place
                 continue
             try:

@@ -18,7 +18,7 @@ from cgroupfs.hierarchy import FREEZER, Hierarchy
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Removed, being removed, or threaded: the processes of a threaded group are listed by the group above it.
-_NOBODY: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.ENOTDIR})
+_NO_PROCESSES: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.ENOTDIR})
 _STATE: Final = "freezer.state"
 _FREEZE: Final = "cgroup.freeze"
 _PROCS: Final = "cgroup.procs"
@@ -49,7 +49,7 @@ class Subtree:
             try:
                 number = os.open(path, _DIRECTORY)
             except OSError as exc:
-                if exc.errno in _NOBODY:
+                if exc.errno in _NO_PROCESSES:
                     continue
                 raise cgroup_error(path, exc, "open") from exc
             if inodes is not None and inodes.get(mount.directory) != os.fstat(number).st_ino:
@@ -169,14 +169,14 @@ def _below(number: int) -> Iterator[str]:
         try:
             inside = os.open(path, _DIRECTORY, dir_fd=number)
         except OSError as exc:
-            if exc.errno in _NOBODY:
+            if exc.errno in _NO_PROCESSES:
                 continue
             raise cgroup_error(path, exc, "list") from exc
         try:
             with os.scandir(inside) as entries:
                 pending += [f"{path}/{entry.name}" for entry in entries if entry.is_dir(follow_symlinks=False)]
         except OSError as exc:
-            if exc.errno not in _NOBODY:
+            if exc.errno not in _NO_PROCESSES:
                 raise cgroup_error(path, exc, "list") from exc
         finally:
             os.close(inside)
@@ -193,7 +193,7 @@ def _read(number: int, file: str) -> str | None:
         finally:
             os.close(opened)
     except OSError as exc:
-        if exc.errno in _NOBODY:
+        if exc.errno in _NO_PROCESSES:
             return None
         raise cgroup_error(file, exc, "read") from exc
     return b"".join(parts).decode("ascii", "replace")
@@ -208,7 +208,7 @@ def _write(number: int, file: str, text: str) -> bool:
         finally:
             os.close(opened)
     except OSError as exc:
-        if exc.errno in _NOBODY:
+        if exc.errno in _NO_PROCESSES:
             return False
         raise cgroup_error(file, exc, f"write {text!r}") from exc
     return True

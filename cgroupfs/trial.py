@@ -17,6 +17,7 @@ PREFIX: Final = "bypassd-prove-"
 _SUBTREE: Final = "cgroup.subtree_control"
 """Only on cgroup v2."""
 _PATIENCE_S: Final = 2.0
+"""How long killed processes may take to exit, before the group remains."""
 _PAUSE_S: Final = 0.01
 
 

@@ -1,7 +1,7 @@
 """The kernel's cumulative counters of a group, and the rates between two readings of them.
 
-A group is identified by its inode: a later namesake never inherits the old one's last reading. A value
-that the kernel does not report remains None; None is not zero.
+A group is identified by its inode: a later namesake never inherits the old one's last reading. A value that the kernel
+does not report remains None; None is not zero.
 
 Units: CPU in thousandths of a CPU (``milli``), time in nanoseconds, memory in bytes, shares 0.0-1.0. Source: kernel
 documentation, admin-guide/cgroup-v1/cpuacct, admin-guide/cgroup-v2 and scheduler/sched-bwc.
@@ -199,6 +199,7 @@ class UsageReader:
         except (CgroupError, InputError, ValueError):
             return None
         droppable = sum(int(number) if name in _DROPPABLE else -int(number) for name, number in lines)
+        # Usage and statistics were read one after the other.
         return replace(memory_usage, droppable_bytes=min(used, max(0, droppable)))
 
     def _check_inode(self, path: str, inode: int) -> str:

@@ -4,10 +4,9 @@ Cgroup directories are special, and need more than a plain wrapper:
 
 - A removed cgroup directory causes no event in its own watch, and the watch remains and counts against the limit until
   it is removed. So the owner calls `DirWatcher.remove` when the *parent's* watch reports the removal.
-- A directory made again under its old name needs a new watch; `DirWatcher.add` notices and drops the old one.
 - Changes between a mkdir and the watch on the new directory are not reported: add the watch first, **then** list.
-- When the watch limit (ENOSPC) or the instance limit (EMFILE) is hit, the directory is polled: its owner gets an event
-  with `DirEvent.rescan` once per interval and lists again. That is logged once, and inotify is tried again later.
+- Where the kernel refuses a watch, the directory is polled: its owner gets an event with `DirEvent.rescan` once per
+  interval and lists again.
 """
 
 import errno
@@ -32,6 +31,7 @@ _READ_BYTES: Final = 32_768
 _HEADER: Final = Layout("iIII")
 _POLL_S: Final = 1.0
 _RETRY_S: Final = 30.0
+"""So often inotify is tried again for directories that are polled."""
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV})
 _LIMITS: Final = frozenset({errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _ADVICE: Final = {
@@ -168,8 +168,10 @@ class DirWatcher(Generic[T]):
         self._events = 0
         self._overflows = 0
         self._next_poll = 0.0
+        """Trio's clock; 0: not known before the task waits, as directories may be added before trio runs."""
         self._next_retry = 0.0
         self._held_until = 0.0
+        """No read before it: the last one failed."""
         self._waiting = False
         self._scope = trio.CancelScope()
         self._inotify: INotify | None = None
@@ -310,7 +312,7 @@ class DirWatcher(Generic[T]):
         watch.wd = wd
         before = self._by_path.get(watch.path)
         if before is not None and before.wd != wd:
-            self._forget(watch.path)
+            self._forget(watch.path)  # the directory was made again
         alias = self._by_wd.get(wd)
         if alias is not None and alias.path != watch.path:
             del self._by_path[alias.path]
@@ -368,6 +370,7 @@ class DirWatcher(Generic[T]):
         _LOG.warning("events lost", watch=self._name, errno=errno_name(exc.errno))
 
     def _start_polling(self, watch: _Watch[T], code: int) -> None:
+        # Logged for the first one only: at a limit it concerns every further directory.
         if self._problem is None:
             self._problem = f"{errno_name(code)}: {_ADVICE.get(code, 'the kernel refused a watch')}"
             self._next_poll = self._next_retry = 0.0
@@ -386,24 +389,24 @@ class DirWatcher(Generic[T]):
         return self._next_poll
 
     def _poll(self, now: float) -> list[DirEvent[T]]:
-        looks = list(self._polled.values())
+        polled = list(self._polled.values())
         self._next_poll = now + _POLL_S
         if now >= self._next_retry:
             self._next_retry = now + _RETRY_S
-            self._retry(looks)
+            self._retry(polled)
         # Also for those just watched again: list after watch.
-        return [DirEvent(watch.token, watch.path, "", 0) for watch in looks]
+        return [DirEvent(watch.token, watch.path, "", 0) for watch in polled]
 
-    def _retry(self, looks: list[_Watch[T]]) -> None:
+    def _retry(self, polled: list[_Watch[T]]) -> None:
         if self._inotify is None and self._open():
             return
-        for watch in looks:
+        for watch in polled:
             code = self._watch(watch)
             if not code or code in _ABSENT:
                 # A removed directory gets its last event; its parent reports when it is made again.
                 del self._polled[watch.path]
             elif code in _LIMITS:
-                return
+                return  # the others would meet the same limit
         if not self._polled:
             _LOG.info("all directories are watched again", watch=self._name)
             self._problem = None
@@ -411,7 +414,7 @@ class DirWatcher(Generic[T]):
 
 @final
 class AncestorWatch(Generic[T]):
-    """Waits for a directory that may not be there yet, may go, and may come again.
+    """Waits for a directory that may not exist yet, and may be removed and made again.
 
     Every directory from ``base`` down to the parent of ``target`` is watched as far as it exists, so the appearance of
     the next one, and the removal of any, is seen. The target itself is its owner's to watch.

@@ -34,7 +34,10 @@ T = TypeVar("T")
 
 
 class BlockingJob(Generic[T]):
-    """What one thread is at. ``since``: trio's clock. The thread sets ``at``, ``done``, ``began`` and ``over``."""
+    """The steps of one `run`. ``since``: trio's clock. The thread sets ``at``, ``done``, ``began`` and ``over``.
+
+    ``returned``: how many of the results `run` has returned; the later ones are late.
+    """
 
     def __init__(self) -> None:
         self.since = trio.current_time()
@@ -42,8 +45,8 @@ class BlockingJob(Generic[T]):
         self.done: list[T] = []
         self.over = False
         self.began = False
-        self.given_up = False
-        self.told = 0
+        self.abandoned = False
+        self.returned = 0
         self.ended = trio.Event()
 
     def holds(self, step: WriteStep) -> bool:
@@ -90,7 +93,7 @@ class BlockingWriter(Generic[T]):
             try:
                 for step in steps:
                     job.at = step
-                    if job.given_up:
+                    if job.abandoned:
                         return
                     job.done.append(do(step))
             finally:
@@ -102,17 +105,17 @@ class BlockingWriter(Generic[T]):
         try:
             await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._one)
         finally:
-            job.given_up = True
+            job.abandoned = True
             # In this order: a thread that was over before the count has no more results.
             over = job.over
-            job.told = len(job.done)
-            done += job.done[: job.told]
+            job.returned = len(job.done)
+            done += job.done[: job.returned]
             if job.began and not over:
                 self._left = job
 
     def _collect(self) -> None:
         if self._left is not None and self._left.over:
-            self._late += self._left.done[self._left.told :]
+            self._late += self._left.done[self._left.returned :]
             self._left = None
 
 
@@ -196,7 +199,7 @@ class KernelWriter:
         ``inode`` (not 0) is what the directory that identifies the group must have. Never raises for an error of
         the kernel; the outcome's ``error`` has it.
         """
-        directory, seen, failed = _look(self._files, self._places, step, inode)
+        directory, seen, failed = _read_before(self._files, self._places, step, inode)
         before = None if seen is None else seen.rstrip("\n")
         if failed is None and seen is not None and _is(step, seen):
             return StepOutcome(step=step, ok=True, at=self._clock(), before=before, after=before)
@@ -282,6 +285,7 @@ class KernelWriter:
         inodes = inodes or {}
         outcomes: list[StepOutcome] = []
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self._deadline_s):
+            # Memory and cpusets apart: they are waited for differently.
             for lane, run in groupby(steps, key=lambda step: step.controller if step.slow else ""):
                 if not lane:
                     await self._perform_fast(run, inodes, outcomes)
@@ -342,7 +346,7 @@ class KernelWriter:
 
 
 def _is(step: WriteStep, shown: str) -> bool:
-    if shown[:-1] == step.text:
+    if shown[:-1] == step.text:  # but for the newline: the usual case, without decoding
         return True
     knob = CATALOG[step.knob]
     try:
@@ -359,7 +363,7 @@ def _writes(step: WriteStep, seen: str) -> Sequence[str]:
         return (step.text,)
 
 
-def _look(
+def _read_before(
     files: FileOps, places: GroupLookup, step: WriteStep, inode: int
 ) -> tuple[str, str | None, CgroupError | None]:
     """The step's directory, what its file reads now, and why the step cannot be done (None: it can)."""

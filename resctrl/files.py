@@ -2,15 +2,7 @@
 
 The same code runs on the kernel (`REAL`) and on a strict model of it. On hardware a ``mkdir`` and a ``schemata`` write
 send interrupts to other CPUs, and a ``tasks`` file walks every thread of the machine: all of it must remain out of the
-loop.
-
-Only bypassd's own mount is ever unmounted. A second mount anywhere is refused (EBUSY), and unmounting deletes every
-group, also those of others. So bypassd's mount is identified by its source, `SOURCE`, which the kernel shows in the
-mount table and ignores: its number would not do, as the kernel reuses numbers. And it is only unmounted while it has no
-groups of others.
-
-A process with mounts of its own (a container, a systemd unit with ``ProtectSystem``) must not mount it: the host would
-not have the mount, and it would vanish, with all groups, when that process ends.
+loop. Only bypassd's own mount is ever unmounted: that deletes every group, also those of others.
 """
 
 import os
@@ -57,7 +49,11 @@ REAL: Final[GroupFiles] = RealGroupFiles()
 
 
 SOURCE: Final = "bypassd"
-"""Source of bypassd's mount; other mounts have ``resctrl``, ``none`` or the like."""
+"""Source of bypassd's mount; other mounts have ``resctrl``, ``none`` or the like.
+
+The kernel shows it in the mount table and ignores it. The mount's number does not identify it: the kernel reuses
+numbers. There is one mount at most, as the kernel refuses a second one anywhere (EBUSY).
+"""
 
 
 class Mounter(Protocol):
@@ -75,7 +71,11 @@ class Mounter(Protocol):
 
 
 def unseen(place: str, options: Sequence[str]) -> CgroupDeniedError:
-    """Why a process with mounts of its own does not mount it, and where it must be mounted."""
+    """Why a process with mounts of its own does not mount it, and where it must be mounted.
+
+    From a container, or a systemd unit with ``ProtectSystem``, the host would not have the mount, and it would vanish,
+    with all groups, when that process ends.
+    """
     return CgroupDeniedError(
         place,
         "mount: this process has a private mount namespace; mount resctrl on the host instead, in "
@@ -92,9 +92,9 @@ class RealMounter:
     def mount(self, place: str, options: Sequence[str]) -> None:
         if not self.sees_the_host():
             raise unseen(place, options)
-        given = ",".join(options)
-        if code := mount(SOURCE, place, "resctrl", given):
-            raise cgroup_error(place, OSError(code, "mount"), f"mount resctrl ({given})")
+        text = ",".join(options)
+        if code := mount(SOURCE, place, "resctrl", text):
+            raise cgroup_error(place, OSError(code, "mount"), f"mount resctrl ({text})")
 
     def unmount(self, place: str) -> None:
         if code := unmount(place):

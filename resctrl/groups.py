@@ -3,12 +3,7 @@
 Groups of other names are never changed. The kernel's own message (``last_cmd_status``) is part of every refusal. All
 calls are synchronous and slow: they belong into a worker thread, never into the loop.
 
-A group takes threads, not processes, and new threads start in the group of their creator. A process that forks while it
-is moved leaves children behind; so the list is read again until no thread is missing. A program that forks without end
-is moved completely in the end because its new children have moved parents, but no single call waits for that.
-
-Source: kernel documentation, filesystems/resctrl. Peers write each process id once per period and ignore errors; the
-threads of a process remain behind then.
+Source: kernel documentation, filesystems/resctrl.
 """
 
 import errno
@@ -24,7 +19,9 @@ from resctrl.files import REAL, GroupFiles
 from resctrl.schemata import Schemata, check_schemata, differing, format_schemata, parse_schemata, writable
 
 PASSES: Final = 10
+"""Readings of a group within one call, while threads are missing in it."""
 MOST_WRITES: Final = 4096
+"""Within one call: a program that forks without end must not keep it."""
 
 _AT_ONCE: Final = 1000
 
@@ -38,14 +35,14 @@ _LONGEST: Final = 200
 
 
 class MoveResult(Struct, frozen=True, kw_only=True):
-    """Result of one call. ``on_settled``: at its end no thread was missing. ``gone``: ended meanwhile, which is fine.
+    """Result of one call. ``complete``: at its end no thread was missing. ``gone``: ended meanwhile, which is fine.
 
     ``refused``: errno names with the number of threads that got them.
     """
 
     moved: int = 0
     gone: int = 0
-    on_settled: bool = True
+    complete: bool = True
     refused: Mapping[str, int] = {}
 
 
@@ -80,28 +77,33 @@ def gather(
 ) -> MoveResult:
     """Bring all of ``threads`` into the group, in no more than ``most`` writes.
 
+    A group takes threads, not processes, and new threads start in the group of their creator. A process that forks
+    while it is moved leaves children behind; so the list is read again until no thread is missing. A program that forks
+    without end is moved completely in the end because its new children have moved parents, but no single call waits for
+    that. Peers write each process id once per period and ignore errors; the threads of a process remain behind then.
+
     Errors: `CgroupError` when the group itself cannot be used (it was removed). Refusals of single threads are in the
     result: writing to a monitoring group fails with EINVAL while a thread is not in its control group yet.
     """
     moved = gone = 0
     refused: dict[str, int] = {}
-    given_up: set[int] = set()
+    unmovable: set[int] = set()
     for _ in range(passes):
-        missing = sorted(set(threads()) - members(files, directory) - given_up)
+        missing = sorted(set(threads()) - members(files, directory) - unmovable)
         if not missing:
-            return MoveResult(moved=moved, gone=gone, on_settled=not refused, refused=refused)
+            return MoveResult(moved=moved, gone=gone, complete=not refused, refused=refused)
         for tid in missing:
-            if moved + gone + len(given_up) >= most:
-                return MoveResult(moved=moved, gone=gone, on_settled=False, refused=refused)
+            if moved + gone + len(unmovable) >= most:
+                return MoveResult(moved=moved, gone=gone, complete=False, refused=refused)
             code = _put(files, directory, tid)
             if code == 0:
                 moved += 1
             elif code == errno.ESRCH:
                 gone += 1
             else:
-                given_up.add(tid)
+                unmovable.add(tid)
                 refused[errno_name(code)] = refused.get(errno_name(code), 0) + 1
-    return MoveResult(moved=moved, gone=gone, on_settled=False, refused=refused)
+    return MoveResult(moved=moved, gone=gone, complete=False, refused=refused)
 
 
 def expel(files: GroupFiles, directory: str, threads: Threads, to: str) -> int:
@@ -166,13 +168,13 @@ class ControlGroups:
 
     def of_others(self) -> frozenset[int]:
         """The threads in groups of others. A group that is removed meanwhile has none."""
-        numbers: set[int] = set()
+        threads: set[int] = set()
         for name in self.foreign():
             try:
-                numbers |= members(self.files, self.path(name))
+                threads |= members(self.files, self.path(name))
             except CgroupGoneError:
                 continue
-        return frozenset(numbers)
+        return frozenset(threads)
 
     def members(self, name: str) -> frozenset[int]:
         """The threads of one group. Errors: `CgroupError`."""
@@ -191,6 +193,7 @@ class ControlGroups:
             return False
         except OSError as exc:
             if exc.errno == errno.ENOSPC:
+                # Which of the two ids is exhausted, only the message says.
                 raise OutOfGroupsError(path, "RMIDs" if "RMID" in self.status() else "CLOSIDs") from exc
             raise self._error(path, exc, "mkdir") from exc
         return True

@@ -24,8 +24,10 @@ _OCCUPANCY: Final = "llc_occupancy"
 _TOTAL: Final = "mbm_total_bytes"
 _LOCAL: Final = "mbm_local_bytes"
 SHORTEST_S: Final = 0.05
+"""Between two readings of which a rate is made."""
 _WRAP: Final = 1 << 64
 _NEAR_WRAP: Final = _WRAP - (1 << 48)
+"""A counter from here on may have wrapped; a lower one that steps back was counted again."""
 # More than any socket's memory can do by a factor of several; a jump like this is a counter that was reset.
 _FASTEST_BYTES_S: Final = 4e12
 

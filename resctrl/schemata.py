@@ -3,13 +3,6 @@
 A `Schemata` is resource name -> domain -> number: a bit mask for caches, the kernel's own unit for bandwidths. The text
 is never compared: kernels differ in the order of lines, pad masks with zeros and numbers with blanks, and round.
 
-Percents become masks and bandwidths by arithmetic on the capability of one machine. Three peers are sources.
-Koordinator: a class has the ways from ``ceil(w*start/100)`` to ``ceil(w*end/100)`` of the cache. rubik: a level has
-``floor(w*percent/100)`` ways from the first. goresctrl: partitions that share no way, in proportion to their requests,
-and classes laid over them. In all three the result for a narrow range can be empty, below the hardware's minimum or
-with holes, and the kernel refuses it; here every result is a legal mask. Percents are rounded as they do, so that the
-same numbers give the same masks where theirs were legal.
-
 Source: kernel documentation, filesystems/resctrl; transcripts of 5.10, 6.1 and 6.12.
 """
 
@@ -172,18 +165,23 @@ def differing(wanted: Schemata, actual: Schemata, capability: Capability) -> dic
     for name, domains in wanted.items():
         part = bandwidths.get(name)
         for domain, value in domains.items():
-            there = actual.get(name, {}).get(domain)
-            if there is None or not (there == value or (part is not None and _same(part, value, there))):
+            present = actual.get(name, {}).get(domain)
+            if present is None or not (present == value or (part is not None and _same(part, value, present))):
                 numbers.setdefault(name, {})[domain] = value
     return numbers
 
 
-def _same(part: BandwidthCapability, wanted: int, there: int) -> bool:
-    if min(wanted, there) >= largest(part):
-        return True
+def _same(part: BandwidthCapability, wanted: int, present: int) -> bool:
+    if min(wanted, present) >= largest(part):
+        return True  # no limit, in two texts
     nearly = max(1, part.step) if part.unit is BandwidthUnit.PERCENT else 1
     # MPAM keeps a fraction of a few bits: what it shows of a percent may be beside the step by less than one.
-    return abs(there - rounded(part, wanted)) < nearly
+    return abs(present - rounded(part, wanted)) < nearly
+
+
+# Percents become masks and bandwidths by arithmetic on the capability of one machine, rounded as three peers do it
+# (Koordinator, rubik, goresctrl), so that the same numbers give the same masks where theirs are legal. Their result for
+# a narrow range can be empty, below the hardware's minimum or with holes, and the kernel refuses it; none is so here.
 
 
 def range_mask(cache: CacheCapability, start_percent: int, end_percent: int) -> int:

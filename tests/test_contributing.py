@@ -113,7 +113,7 @@ with closing(Store(f"{root}/state.db", boot="b", version="1", node="n", history_
     plan = plan_node(view, None, PoliciesConfig(huge_pages=HugePagesConfig(enabled=True)))
     side.planned(PlanSnapshot(view=view, plan=plan, enforce=True))
     trio.run(side.sweep)
-    status = side.standings["/"]["thp.defrag"]
+    status = side.statuses["/"]["thp.defrag"]
     print(status.state, status.actual, open(f"{root}/{DEFRAG}").read())
     print([(row.kind, row.original, row.ours) for row in ledger.of_kind("file")])
     print(*(result.undo for result in undone(ACTUATOR, ledger, root=root, files=Kernel())))

@@ -5,15 +5,7 @@ reconciliation it receives the newest view and plan; it compares its part of the
 difference, and records what a restore needs. `restore` must also work while no daemon runs, and after a crash.
 
 Before a value is changed, a row of its kind is durable in the ledger (`reconciler.actuators.codec`), and the row
-remains exactly as long as there is something to restore. From these rows the daemon derives at its next start which
-auxiliary actuators to load.
-
-Most nodes need none of them and each costs memory, so each is loaded when a plan wants it for the first time, or at
-start if an earlier run has left rows of its kinds (`LazyActuator`).
-
-`PeriodicWorker` implements four rules for all of them. The newest situation counts; those in between are skipped. Never
-two sweeps at once, `restore` included. After a restore nothing is done before the next reconciliation, because mode and
-holds may have changed. All blocking work runs in one thread of its own, never in the event loop.
+remains exactly as long as there is something to restore.
 
 A new one is a module that ends in ``ACTUATOR = ActuatorKind(...)`` and a row in `reconciler.control.side_actuators`.
 """
@@ -113,7 +105,7 @@ class AuxiliaryActuator(ABC):
 
     name: str
     """Of its component and of its state section, such as ``resctrl``."""
-    _standings: Mapping[str, Mapping[str, SettingStatus]] = MappingProxyType({})
+    _statuses: Mapping[str, Mapping[str, SettingStatus]] = MappingProxyType({})
 
     @abstractmethod
     def planned(self, situation: PlanSnapshot) -> None:
@@ -139,12 +131,12 @@ class AuxiliaryActuator(ABC):
         """What does not work now, as texts for people."""
 
     @property
-    def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
+    def statuses(self) -> Mapping[str, Mapping[str, SettingStatus]]:
         """Outcomes that belong to groups, shown and counted with those of control files: by group path, then knob.
 
         The knobs have names of their own, none of the catalog's.
         """
-        return self._standings
+        return self._statuses
 
     def measured(self) -> CacheUsage | None:
         """The cache and memory bandwidth of pods, as measured last; None: no plan requests it."""
@@ -165,7 +157,10 @@ class AuxiliaryActuator(ABC):
 
 @final
 class LazyActuator(AuxiliaryActuator):
-    """An `AuxiliaryActuator` that builds the real one with ``make`` as soon as a situation is ``wanted``."""
+    """An `AuxiliaryActuator` that builds the real one with ``make`` as soon as a situation is ``wanted``.
+
+    Most nodes need none of them, and each costs memory.
+    """
 
     def __init__(
         self,
@@ -175,7 +170,7 @@ class LazyActuator(AuxiliaryActuator):
         *,
         leftover: bool = False,
     ) -> None:
-        """``leftover``: there is something to restore, so the real one is built at once."""
+        """``leftover``: an earlier run has left rows of its kinds, so the real one is built at once."""
         self.name = name
         self._make = make
         self._wanted = wanted
@@ -194,7 +189,7 @@ class LazyActuator(AuxiliaryActuator):
         if self._real is None:
             task_status.started()
             await self._loaded.wait()
-            task_status = trio.TASK_STATUS_IGNORED
+            task_status = trio.TASK_STATUS_IGNORED  # started() may be called once only
         assert self._real is not None
         await self._real.run(task_status=task_status)
 
@@ -208,8 +203,8 @@ class LazyActuator(AuxiliaryActuator):
         return self._real.problems() if self._real is not None else ()
 
     @property
-    def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
-        return self._real.standings if self._real is not None else {}
+    def statuses(self) -> Mapping[str, Mapping[str, SettingStatus]]:
+        return self._real.statuses if self._real is not None else {}
 
     def measured(self) -> CacheUsage | None:
         return self._real.measured() if self._real is not None else None
@@ -229,7 +224,10 @@ T = TypeVar("T")
 
 @final
 class PeriodicWorker:
-    """Schedules the sweeps of an auxiliary actuator, and runs its blocking work in a thread."""
+    """Schedules the sweeps of an auxiliary actuator, and runs its blocking work in a thread, never in the event loop.
+
+    The newest situation counts; those in between are skipped. There are never two sweeps at once, `restore` included.
+    """
 
     def __init__(
         self,
@@ -291,7 +289,10 @@ class PeriodicWorker:
 
     @asynccontextmanager
     async def restoring(self) -> AsyncIterator[PlanSnapshot | None]:
-        """No sweep inside this block, and none after it before the next reconciliation. Yields the last situation."""
+        """No sweep inside this block, and none after it before the next reconciliation. Yields the last situation.
+
+        Mode and holds may have changed with the restore.
+        """
         async with self._lock:
             last, self.situation = self.situation, None
             yield last

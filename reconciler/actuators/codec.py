@@ -109,6 +109,7 @@ def _record(ledger: Ledger, codec: RowCodec[S], was: S, now: S, dropped: str) ->
 
 
 def _same(before: LedgerEntry, after: LedgerEntry) -> bool:
+    # The ledger sets these two.
     return before == replace(after, order=before.order, touched_at=before.touched_at)
 
 

@@ -1,4 +1,4 @@
-"""What may be written now, by the operator's word: the mode, the holds, dry runs, and how memory limits are lowered.
+"""What may be written now: the mode, the operator's holds, dry runs, and how memory limits are lowered.
 
 Made before every part that writes, and read by each of them at each write.
 """
@@ -55,7 +55,7 @@ class WriteMode:
         self.holds = holds
 
     def add_hold(self, hold: Hold) -> None:
-        """This one, too: at once, before it is stored."""
+        """Obey a hold at once, before it is stored."""
         self.holds = {**self.holds, hold.target: hold}
 
     def use(self, settings: WriteSettings) -> None:

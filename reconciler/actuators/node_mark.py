@@ -5,11 +5,8 @@ in the ledger is durable before the first request, so that the mark is removed a
 start, in any mode, or by ``restore`` without a daemon. It is also removed at an orderly end: nothing on the node would
 open it again.
 
-What another client has set, changed or removed stays as it is. Each change names what was read (`NodeClient`), and is
-tried again after a conflict; a condition after conflicts in a row without the object's version, of which others then
-change another part all the time. Requests that fail are repeated ever more rarely, and no change of the object follows
-the one before within `_GAP_S`. A request without an answer may be carried out later: the row stays, and the object is
-read again after `_LATE_S`. ``auto`` is not a problem where the API server does not allow it.
+What another client has set, changed or removed stays as it is: each change names what was read (`NodeClient`). A
+request without an answer may be carried out later: the row stays, and the object is read again.
 """
 
 import time
@@ -66,19 +63,22 @@ _LOG: Final = get_log(NAME)
 _ABSENT: Final = "none"
 _CONDITION: Final = "condition"
 _GAP_S: Final = 2.0
+"""No change of the object follows the one before sooner."""
 _VERIFY_S: Final = 60.0
 """How often the mark is read again while it is in place."""
 _FIRST_RETRY_S: Final = 5.0
 _LAST_RETRY_S: Final = 60.0
 """As often as a mark in place is read. Nothing else shows that rights were given back."""
 _TRIES: Final = 4
-"""With conflicts with other clients, the last one with any version."""
+"""In a row after conflicts with other clients. The last one sets a condition whatever the object's version is: others
+change another part of it all the time."""
 _CONFLICT_S: Final = 0.1
 _END_S: Final = 4.0
 """For the removal at an orderly end."""
 _LATE_S: Final = 40.0
 """A change without an answer may still be made so long after its request: the API server's own limit is 34 s."""
 _MOST_TEXTS: Final = 8
+"""Texts of ours that a row keeps: the object has at most one of them."""
 _LONGEST_MESSAGE: Final = 200
 _FINE: Final = frozenset({MarkState.IN_PLACE, MarkState.HEADROOM_ONLY})
 
@@ -336,9 +336,9 @@ class NodeMarker(PeriodicActuator):
         if wanted is None:
             self._status = None
         elif held:
-            self._settle(wanted, MarkState.HEADROOM_ONLY, "on hold by an operator")
+            self._set_status(wanted, MarkState.HEADROOM_ONLY, "on hold by an operator")
         elif field is None:
-            self._settle(wanted, MarkState.HEADROOM_ONLY, "closing.mark is none")
+            self._set_status(wanted, MarkState.HEADROOM_ONLY, "closing.mark is none")
         else:
             failed = not await self._set(wanted, field)
         if not failed and not self._left:
@@ -373,7 +373,7 @@ class NodeMarker(PeriodicActuator):
         if failed and wanted.mark is NodeMark.AUTO:
             # Headroom is 0 in any case; rights for more are the operator's choice.
             state = MarkState.HEADROOM_ONLY
-        self._settle(wanted, state, detail)
+        self._set_status(wanted, state, detail)
         return not failed
 
     async def _once(
@@ -396,6 +396,7 @@ class NodeMarker(PeriodicActuator):
             return MarkState.REMOVED, f"{shown} is not set again before the node has been open{_writer(node, field)}"
         fresh = MarkRow(path=client.path, field=field, ours=_texts(row, present, text), reason=wanted.reason)
         await self._rows.save(MarkRows(rows={**self._rows.now.rows, field: fresh}))
+        # Any other end than an answer (the connection is lost, or this task cancelled) leaves the request open.
         before, self._late_until = self._late_until, self._clock() + _LATE_S
         try:
             node = await _put(client, node, field, text, last=last)
@@ -409,7 +410,7 @@ class NodeMarker(PeriodicActuator):
         self._confirmed = node.uid
         return MarkState.IN_PLACE, shown
 
-    def _settle(self, wanted: ClosedNode, state: MarkState, detail: str) -> None:
+    def _set_status(self, wanted: ClosedNode, state: MarkState, detail: str) -> None:
         before = self._status
         if before is None or before.state is not state:
             log = _LOG.info if state in _FINE else _LOG.warning

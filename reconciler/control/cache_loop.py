@@ -70,8 +70,8 @@ class CacheLoop(PeriodicActuator):
             return await self._actuator.restore(only, situation)
 
     @property
-    def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
-        return self._actuator.standings
+    def statuses(self) -> Mapping[str, Mapping[str, SettingStatus]]:
+        return self._actuator.statuses
 
     @property
     def use(self) -> ResctrlUsage | None:

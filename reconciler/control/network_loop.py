@@ -98,8 +98,8 @@ class NetworkLoop(PeriodicActuator):
     # As `AuxiliaryActuator`
 
     @property
-    def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
-        sent, received = self._pods.standings, self._receivers.standings
+    def statuses(self) -> Mapping[str, Mapping[str, SettingStatus]]:
+        sent, received = self._pods.statuses, self._receivers.statuses
         if not received:
             return sent
         return {path: {**sent.get(path, {}), **received.get(path, {})} for path in {**sent, **received}}
@@ -134,7 +134,7 @@ class NetworkLoop(PeriodicActuator):
         line = self.received
         if line == LinkState():
             return fields
-        received = _facts(line, "in place" if self._receivers.statuses else "no pod is limited")
+        received = _facts(line, "in place" if self._receivers.has_redirects else "no pod is limited")
         return {**fields, "received": received, "received_devices": _pods_of(self._receivers)}
 
     def problems(self) -> Sequence[str]:
@@ -288,7 +288,7 @@ class NetworkLoop(PeriodicActuator):
         after = step(ceiling, used.online if used is not None else None, bounds) if enforce else ceiling
         mine, theirs = after, after
         # Both limit BE pods of this interface: together they have the law's ceiling.
-        if sent is not None and pods_here and self._pods.statuses and self._pods.in_host:
+        if sent is not None and pods_here and self._pods.has_redirects and self._pods.in_host:
             mine, theirs = split(after, used.be if used is not None else 0, used.pods if used is not None else 0)
         same = (line.link, line.floor, line.be_ceiling) == (bounds.link, bounds.floor, mine)
         if enforce and sent is not None:

@@ -136,7 +136,7 @@ class SideActuators:
             without = kept if isinstance(kept, Mapping) else {}
             return frozenset(
                 path
-                for path, statuses in side.standings.items()
+                for path, statuses in side.statuses.items()
                 if path not in without and any(status.state.is_in_force() for status in statuses.values())
             )
         return frozenset()

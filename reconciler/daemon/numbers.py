@@ -17,8 +17,8 @@ from reconciler.daemon.podlist import (
     outcomes_of,
     pod_quota_milli,
     pods_in_order,
-    standings_by_group,
-    standings_of,
+    statuses_by_group,
+    statuses_of,
 )
 from reconciler.daemon.views import pool_sets
 from reconciler.runtime.cooperative import Steps
@@ -46,10 +46,10 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
     """The newest numbers, in steps of one pod or group: 500 pods are 20 ms of the loop."""
     settings: Counter[tuple[str, str]] = Counter()
     yielded = 0
-    for standings in standings_by_group(agent):
-        for standing in standings.values():
-            settings[standing.setting.knob, BUCKETS[standing.state]] += 1
-            yielded += standing.state is SettingState.YIELDED
+    for statuses in statuses_by_group(agent):
+        for status in statuses.values():
+            settings[status.setting.knob, BUCKETS[status.state]] += 1
+            yielded += status.state is SettingState.YIELDED
         yield
     pods: list[PodMetrics] = []
     if agent.config.http.pod_metrics:
@@ -125,7 +125,7 @@ def _pod_metrics(agent: Agent, pod: Pod, cache: CacheUsage | None) -> PodMetrics
     pools = agent.control.reconciler.pools
     use = cache.pods.get(pod.uid, CacheConsumption()) if cache is not None else CacheConsumption()
     outcomes = outcomes_of(agent)
-    statuses = [standings_of(agent, path, outcomes) for path in pod.paths]
+    statuses = [statuses_of(agent, path, outcomes) for path in pod.paths]
     states = Counter([BUCKETS[status.state] for of_group in statuses for status in of_group.values()])
     sets = [of_group["cpu.set"] for of_group in statuses if "cpu.set" in of_group]
     quota_milli = (pools.quota_milli or {}).get(pod.uid) if pools is not None else None

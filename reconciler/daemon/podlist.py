@@ -93,10 +93,10 @@ Outcomes = list[Mapping[str, Mapping[str, SettingStatus]]]
 
 def outcomes_of(agent: Agent) -> Outcomes:
     """The outcomes of the auxiliary actuators that have some for groups now. Valid until others run."""
-    return [side.standings for side in agent.sides.all if side.standings]
+    return [side.statuses for side in agent.sides.all if side.statuses]
 
 
-def standings_of(agent: Agent, path: str, outcomes: Outcomes | None = None) -> Mapping[str, SettingStatus]:
+def statuses_of(agent: Agent, path: str, outcomes: Outcomes | None = None) -> Mapping[str, SettingStatus]:
     """The status of every setting of one group, by knob. ``outcomes``: of `outcomes_of`, for many groups at once."""
     statuses = agent.writes.judge.statuses.by_group.get(path, {})
     beside = [item[path] for item in (outcomes_of(agent) if outcomes is None else outcomes) if path in item]
@@ -105,7 +105,7 @@ def standings_of(agent: Agent, path: str, outcomes: Outcomes | None = None) -> M
     return {knob: status for item in (statuses, *beside) for knob, status in item.items()}
 
 
-def standings_by_group(agent: Agent) -> list[Mapping[str, SettingStatus]]:
+def statuses_by_group(agent: Agent) -> list[Mapping[str, SettingStatus]]:
     """The status of every setting, by group. A list, as its input may change between two steps."""
     statuses: list[Mapping[str, SettingStatus]] = list(agent.writes.judge.statuses.by_group.values())
     for outcomes in outcomes_of(agent):
@@ -138,7 +138,7 @@ def class_rows(agent: Agent) -> Iterator[dict[str, object]]:
     """
     above: Counter[str] = Counter()
     for path in agent.control.reconciler.wanted.get("", {}):
-        above.update(status.state for status in standings_of(agent, path).values())
+        above.update(status.state for status in statuses_of(agent, path).values())
     yield {"class": None, "pods": 0, "refused": 0, "settings": dict(above)}
     pods = list(agent.control.inventory.pods.values())
     for pod_class in PodClass:
@@ -147,7 +147,7 @@ def class_rows(agent: Agent) -> Iterator[dict[str, object]]:
         members = [pod for pod in pods if pod.pod_class is pod_class]
         for pod in members:
             for path in pod.paths:
-                states.update([status.state for status in standings_of(agent, path, outcomes).values()])
+                states.update([status.state for status in statuses_of(agent, path, outcomes).values()])
         refused = sum(len(agent.control.reconciler.refusals.get(pod.uid, ())) for pod in members)
         if members:
             yield {"class": pod_class.value, "pods": len(members), "refused": refused, "settings": dict(states)}
@@ -222,7 +222,7 @@ def state_of(agent: Agent, pod: Pod, measures: Restrictions, *, broken: bool = F
     if pod_hold(agent.mode.holds, pod.uid, pod.paths) is not None:
         return "held"
     outcomes = outcomes_of(agent)
-    states = {status.state for path in pod.paths for status in standings_of(agent, path, outcomes).values()}
+    states = {status.state for path in pod.paths for status in statuses_of(agent, path, outcomes).values()}
     if not states:
         return "unmanaged"
     if SettingState.WOULD_WRITE in states:

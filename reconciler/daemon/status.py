@@ -43,7 +43,7 @@ from reconciler.daemon.podlist import (
     parent_rows,
     pod_rows,
     pods_named,
-    standings_of,
+    statuses_of,
 )
 from reconciler.daemon.views import cpu_rows, host_rows
 from reconciler.placement.claims import plain
@@ -451,7 +451,7 @@ class StatusReport:
         }
 
     def _group(self, path: str, outcomes: Outcomes | None = None) -> list[dict[str, object]]:
-        hierarchy, statuses = self._agent.place.hierarchy, standings_of(self._agent, path, outcomes)
+        hierarchy, statuses = self._agent.place.hierarchy, statuses_of(self._agent, path, outcomes)
         return [_standing(status, hierarchy) for _, status in sorted(statuses.items())]
 
     def _settings(self) -> Iterator[Setting]:

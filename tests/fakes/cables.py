@@ -172,13 +172,13 @@ class FakePodTc:
             self._act()
             del self.slots[slot]
 
-    def release(self, index: int, *, all_of_it: bool) -> None:
+    def release(self, index: int, *, with_qdisc: bool) -> None:
         name = self._name(index)
         if name in self.filters:
             self._act()
             del self.filters[name]
         shared = self.beside is not None and (name in self.beside.filters or name in self.beside.others)
-        if all_of_it and name in self.disciplines and name not in self.others and not shared:
+        if with_qdisc and name in self.disciplines and name not in self.others and not shared:
             self._act()
             del self.disciplines[name]
 

@@ -101,7 +101,7 @@ def test_threads_that_appear_while_others_move_are_moved_too() -> None:
 
     files.on_write = fork
     done = gather(files, "/r/bypassd-be", lambda: set(alive))
-    assert done.on_settled
+    assert done.complete
     assert done.moved == 4
     assert ControlGroups("/r", files).members("bypassd-be") == {10, 11, 12, 13}
 
@@ -112,10 +112,10 @@ def test_a_fork_bomb_ends_at_the_bounds() -> None:
     alive = {10}
     files.on_write = lambda path, text: alive.update({max(alive) + 1, max(alive) + 2})
     done = gather(files, "/r/bypassd-be", lambda: set(alive), passes=3)
-    assert not done.on_settled
+    assert not done.complete
     assert done.moved == len(files.writes)
     before = len(files.writes)
-    assert not gather(files, "/r/bypassd-be", lambda: set(alive), most=5).on_settled
+    assert not gather(files, "/r/bypassd-be", lambda: set(alive), most=5).complete
     assert len(files.writes) == before + 5
 
 
@@ -127,7 +127,7 @@ def test_the_dead_are_fine_and_the_refused_are_counted_and_tried_once() -> None:
     files.refuse["write 11", "/r/bypassd-be/tasks"] = errno.EINVAL
     dying = iter([alive, alive[1:], alive[1:]])
     done = gather(files, "/r/bypassd-be", lambda: next(dying))
-    assert (done.moved, done.gone, dict(done.refused), done.on_settled) == (1, 1, {"EINVAL": 1}, False)
+    assert (done.moved, done.gone, dict(done.refused), done.complete) == (1, 1, {"EINVAL": 1}, False)
 
 
 def test_a_group_that_goes_away_meanwhile_says_so() -> None:

@@ -191,7 +191,7 @@ def test_all_threads_of_a_program_that_never_stops_forking_arrive(place: Place, 
             return {tid for pid in _family(program.pid) for tid in _tids(pid)}
 
         done = gather(place.files, place.groups.path(group), threads, passes=100)
-        assert done.on_settled
+        assert done.complete
         assert not done.refused
         # A thread that lived while the members were read is one.
         before = threads()

@@ -57,6 +57,7 @@ _OF_RUNTIME: Final = frozenset(
 )
 """Knobs that the runtime writes while it makes a container."""
 _BOUNDING: Final = (*BOUNDS, "cpu.mems", "cpu.mems_migrate", "cpu.burst", "cpu.idle", *MEMORY_PAIR)
+"""Knobs whose present value, in the group or one above it, decides the order of writes or whether one is possible."""
 _MOVES_PAGES: Final = "cpu.mems"
 """Migrates the pages of a running container; the duration is unbounded, so never in the event loop."""
 _BETWEEN_FILES: Final = frozenset({errno.EINVAL, errno.EACCES, errno.EBUSY, errno.ENOSPC})
@@ -68,6 +69,7 @@ _REPLANS: Final = 3
 _LEAST_RETRY_S: Final = 5.0
 """A quota that a group inside forbids is tried again at least so often: that group is another program's."""
 _FLOOR_HOLDS: Final = frozenset({SettingState.BLOCKED, SettingState.DUE, SettingState.UNDER_WAY})
+"""States of a quota in which the least one that the kernel takes still counts in place of the wanted one."""
 _FAST_LIMIT_BYTES: Final = 64 << 20
 """A v2 memory limit below the usage of the runtime's init would kill it; smaller limits use the guarded write."""
 
@@ -132,18 +134,20 @@ class CgroupActuator:
             self.judge.statuses.record(waiting, SettingState.DUE, why)
         work = await self._record(expansion.work, expansion.kept)
         began = time.thread_time()
+        # The runtime would overwrite those of a container in creation: the fast path has them.
         await self._write([write for write in work if not write.target.creating])
         cpu_s = time.thread_time() - began
         prepared: dict[str, list[FileWrite]] = {}
         for item in work:
             if item.target.creating and _allowed_in_fastpath(item):
                 prepared.setdefault(item.key[1], []).append(item)
+        # After the writes: of a running container only values in force are prepared.
         for target in targets:
             self._prepare(target, prepared.get(target.group.path, ()))
         self._drop_floors()
         # A pass that writes much else shows nothing about the groups inside.
         within = sum(bool(write.within) for write in work)
-        self._inner.settle(within if 2 * within > len(work) else 0, cpu_s)
+        self._inner.finish_pass(within if 2 * within > len(work) else 0, cpu_s)
         for unfinished, at in self._inner.due():
             self.judge.statuses.recheck(unfinished, at)
 
@@ -193,6 +197,7 @@ class CgroupActuator:
             if version is None:
                 continue
             text = spec_text(knob, version, target.container.spec)
+            # Where the original was lost, the baseline was derived without it: only a recorded value replaces it.
             if text is not None or entry.origin is not OriginalSource.UNKNOWN:
                 self._ledger.rebase(entry.key, text)
 
@@ -207,6 +212,7 @@ class CgroupActuator:
         except (CgroupError, ValueError):
             return
         if entry.writer == US and actual != entry.seen:
+            # The runtime wrote after bypassd: the present value is its own.
             text, origin = actual, OriginalSource.READ
         else:
             spec = target.container.spec
@@ -280,7 +286,9 @@ class CgroupActuator:
         entries = [self._entry(write) for write in firsts]
         try:
             if outdated:
+                # A corrected original has to be durable before the write, like a first one.
                 await in_worker(self._ledger.flush, limiter=self._store_lane)
+            # After the store was lost a file's text may be bypassd's: `adopt` takes none for an original.
             record = self._ledger.adopt if self.judge.lost else self._ledger.first_touches
             await in_worker(record, entries, limiter=self._store_lane)
         except StoreError as exc:
@@ -288,7 +296,7 @@ class CgroupActuator:
             for first in firsts:
                 # The store's failure is reported once by persistence, not for every file.
                 if not first.within:
-                    self.judge.statuses.refused(first, str(exc), SettingState.NOT_RECORDED, tell=False)
+                    self.judge.statuses.refused(first, str(exc), SettingState.NOT_RECORDED, alert=False)
                 else:
                     self._inner.refused((first.within, first.knob.name))
             barred = {write.key for write in firsts}
@@ -364,9 +372,11 @@ class CgroupActuator:
                     least[item.place] = blocked
                 else:
                     self.judge.statuses.refused(item, f"{blocked.rule}: {blocked.reason}", SettingState.BLOCKED)
+        # Without a step the least quota that the kernel takes is in force already.
         for place in least.keys() - {(step.path, step.knob) for step in plan.steps}:
             self._record_least(by_place[place], least[place], by_place[place].actual)
         inodes = {write.target.group.path: write.target.group.inode for write in work}
+        # Before the writes: after a SIGKILL a restore recognises these values as bypassd's.
         self._ledger.intend(intended(plan.steps))
         outcomes = await self._writer.perform(self._guarded(plan.steps, by_place), inodes)
         for outcome in outcomes:
@@ -415,6 +425,7 @@ class CgroupActuator:
         period = judge.control_files.actual.get((path, "cpu.period"))
         period_us = period if isinstance(period, int) and period else DEFAULT_PERIOD_US
         quota_us = work.knob.decode(actual, work.version)
+        # Rounded up: it is compared with a budget that has to be at least as large.
         floor = QuotaFloor(-(-quota_us * 1000 // period_us) if isinstance(quota_us, int) else 0, blocked.by)
         if floor != judge.control_files.floors.get(path) and work.target.pod_uid is None:
             # The next plan bounds the other pods by other means.
@@ -580,7 +591,7 @@ class CgroupActuator:
         It is the owner's newer one; before a first write it becomes the original.
         """
         safe: list[WriteStep] = []
-        # A file that another write resets no longer holds the compared value.
+        # After a write that resets it, and after its own first of two steps, a file no longer holds the compared value.
         begun = {(path, work.knob.resets) for (path, _), work in works.items()}
         for step in steps:
             place = (step.path, step.knob)
@@ -664,6 +675,7 @@ class CgroupActuator:
             for text in write.knob.writes("", write.text, write.version)
         ]
         if target.creating:
+            # The texts of a running container are in the ledger: they were written.
             self._ledger.intend((write.key, write.text) for write in works.values())
         procs = self.judge.hierarchy.trigger_directory(target.group.path)
         self._fastpath.prepare(target.container.id, writes, procs=procs, settled=not target.creating)
@@ -676,6 +688,7 @@ class CgroupActuator:
             status = self.judge.statuses.get((target.group.path, name))
             if file is None or status is None or not status.state.is_in_force():
                 continue
+            # Slow ones would stop the event loop: of these the next pass corrects what an update has written.
             slow = file.knob.lowering_is_slow or name == _MOVES_PAGES
             if self._ledger.get(file.key) is None or slow or not self.judge.may_write(setting):
                 continue
@@ -691,8 +704,10 @@ def _may_set(spec: RuntimeSpec | None, name: str, version: Version) -> bool:
     """Whether the runtime may set this while it makes the container, or what bounds it. One without a spec may."""
     if spec is None:
         return True
+    # The runtime's period makes another share of the same quota, which the kernel compares with the group's above.
     if name == "cpu.quota" and spec.period_us not in {None, 0, DEFAULT_PERIOD_US}:
         return True
+    # Either limit written ahead can make the kernel refuse the runtime's write of the other.
     names = MEMORY_PAIR if name in MEMORY_PAIR else (name,)
     return any(spec_text(CATALOG[each], version, spec) is not None for each in names)
 
@@ -700,9 +715,8 @@ def _may_set(spec: RuntimeSpec | None, name: str, version: Version) -> bool:
 def _allowed_in_fastpath(work: FileWrite) -> bool:
     value = work.setting.value if work.setting is not None else None
     if work.knob.name == "memory.swap":
-        return (
-            True  # v2: nothing is taken out of swap or killed by it; of a group in creation v1 has nothing to reclaim
-        )
+        # v2: nothing is taken out of swap or killed by it. v1: a group in creation has nothing to reclaim.
+        return True
     return not (
         work.knob.lowering_is_slow and work.version == 2 and isinstance(value, int) and value < _FAST_LIMIT_BYTES
     )

@@ -1,9 +1,8 @@
 """Compares one control file: its value, the wanted value and the value without the agent; decides the action.
 
-Pure. `compare` returns the action for a file. `spec_text` derives a value from the runtime's record: the expected
-original before runc has written it, and the baseline to restore after the kubelet has changed it (runc's own record
-follows every update; config.json keeps the values of the creation). `is_ours` decides whether the agent may have
-written a value. `GroupTarget` and `FileWrite` carry the data from deciding to writing.
+Pure. `compare` returns the action for a file, `spec_text` derives a value from the runtime's record, and `is_ours`
+decides whether the agent may have written a value. `GroupTarget` and `FileWrite` carry the data from deciding to
+writing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,8 +23,9 @@ from state.model import Container, GroupRef, Phase, RuntimeSpec, Setting
 
 FREEZE: Final = "freeze"
 ALWAYS_RESTORED: Final = frozenset({FREEZE})
-"""Knobs that are restored even if a hold covers the file."""
+"""Knobs that are restored even if a hold covers the file: a frozen pod does nothing as long as the hold lasts."""
 _LEAST_SHARES: Final = 2
+"""The kubelet's weight of a BestEffort pod, in cpu.shares."""
 _NONE_OF_KUBELET: Final = frozenset({"cpu.quota", "memory.high", "memory.soft"})
 """Knobs of a QoS directory that no kubelet writes."""
 
@@ -140,10 +140,15 @@ class FileWrite(NamedTuple):
 
 
 def spec_text(knob: Knob, version: Version, spec: RuntimeSpec | None) -> str | None:
-    """The spec's value in the kernel's normal form; None if the spec does not name it."""
+    """The spec's value in the kernel's normal form; None if the spec does not name it.
+
+    It is the expected original before runc has written it, and the baseline to restore after the kubelet has changed
+    it: runc's own record follows every update, config.json keeps the values of the creation.
+    """
     if spec is None:
         return None
     value: Value
+    # The runtime takes 0 for a missing value, and a negative number for "no limit".
     match knob.name:
         case "cpu.set" | "cpu.mems":
             text = spec.cpus if knob.name == "cpu.set" else spec.mems

@@ -4,22 +4,8 @@
 yield, or honour the write as a hold. `ForeignWriteHandler` combines both for one foreign value and records the result.
 
 The kubelet, the runtime, systemd and people write these files too. An agent that always writes back never stops
-writing; an agent that never does protects no pod. So the first foreign write is corrected at once, the next ones after
-1, 2, 4 … seconds, and after ``rounds`` of them within ``window_s`` bypassd *yields*: the file keeps the foreign value,
-an alert is sent, and the file is tried again after ``retry_yielded_s`` or when the wanted value changes. A value that a
-person set manually becomes a hold at once.
-
-A write that ended in the runtime's signal (the kubelet's CPU manager through ``runc update``) is expected a few times
-in a container's life (static policy from 1.22: once in its first ten seconds and at each change of the default set). It
-is corrected without delay, and counted, so that the unconditional ten-second rewrite of kubelets up to 1.21 ends in a
-yield instead of endless rewriting.
-
-systemd writes all values of a unit again when one of its properties is set (the kubelet's systemd driver does so to the
-besteffort slice each minute and at each pod that is added or removed), and those of every unit at a daemon-reload
-(measured: docs/support.md). It opposes no value of ours, so such a write is corrected without delay and not counted, up
-to ``systemd_per_minute`` of them in a file and minute, and what exceeds that after ``backoff_s``. It never ends in a
-yield: tenants decide how many pods start and end, and would so lift the bound of all BE work. Writes of one
-such event reach many files: they are counted as one event and logged once.
+writing; an agent that never does protects no pod. So bypassd writes back, each time after a longer delay, and after a
+number of foreign writes it *yields* (`ForeignWrites.decide`).
 """
 
 import time
@@ -55,6 +41,7 @@ _KUBELET: Final = "kubelet"
 _UNKNOWN: Final = "unknown"
 _SYSTEMD: Final = WriterKind.SYSTEMD.value
 _EXPECTED: Final = frozenset({_RUNTIME, _KUBELET})
+"""Writers that write a file a few times in a container's life, also without opposing bypassd's value."""
 _OWNERS: Final = frozenset({_KUBELET, _SYSTEMD})
 """Writers of a pod's own directory."""
 _UPDATERS: Final = frozenset({_RUNTIME, _UNKNOWN})
@@ -65,6 +52,7 @@ _EVENT_GAP_S: Final = 1.0
 """systemd's writes with no longer pause between them belong to one event. A daemon-reload of 2,000 units is one."""
 _MINUTE_S: Final = 60.0
 _MAX_WRITERS: Final = 10_000
+"""Directories whose writers are kept. Beyond, all are dropped: their values are by an unknown program from then on."""
 _DESCRIBE_S: Final = 1.0
 _TOGETHER_S: Final = 0.01
 """A program that writes one file of a group writes others of it in the next milliseconds."""
@@ -75,6 +63,7 @@ _BOUNDS: Final = frozenset(
     for knob in ("cpu.quota", "cpu.period", "cpu.set", "memory.max")
     for version in CATALOG[knob].forms
 )
+"""Files of limits and CPU sets, which `reconciler.control.record_check` compares with the runtime's records."""
 
 
 class ConflictAction(StrEnum):
@@ -139,6 +128,10 @@ class ForeignWrites:
     ) -> ConflictDecision:
         """Decide about one foreign value at ``key`` (group path, knob), written by ``writer`` as far as is known.
 
+        The first is corrected at once, the next ones after 1, 2, 4 … seconds. After ``rounds`` of them within
+        ``window_s`` bypassd yields: the file keeps the foreign value, an alert is sent, and the file is tried again
+        after ``retry_yielded_s`` or when the wanted value changes. A value that a person set becomes a hold at once.
+
         ``expected`` marks a write that came with the runtime's signal, ``reapplied`` one by systemd without it. Not
         ``fresh``: this value was decided before and is unchanged, so it is not a further write; our own was refused, or
         its hold has ended. While a wait or yield lasts the decision is repeated and nothing is counted; the first call
@@ -155,11 +148,16 @@ class ForeignWrites:
         if not fresh:
             return ConflictDecision(ConflictAction.REASSERT, None, f"changed by {writer}; reasserted")
         if person:
-            # The decision lasts as a `Hold`, which people can list and release, and which survives a restart.
+            # The decision lasts as a `Hold`, which people can list and release, and which survives a restart. What is
+            # written after its end is counted anew.
             history.rounds.clear()
             message = f"set manually by {writer}; treated as a hold"
             return ConflictDecision(ConflictAction.HOLD, now + rules.hold_person_s, message)
         if reapplied:
+            # systemd writes all values of a unit again when one of its properties is set (the kubelet's systemd driver
+            # does so to the besteffort slice each minute and at each pod that is added or removed), and those of every
+            # unit at a daemon-reload (measured: docs/support.md). It opposes no value of ours, so this never ends in a
+            # yield: tenants decide how many pods start and end, and would so lift the bound of all BE work.
             if now - history.minute >= _MINUTE_S:
                 history.minute, history.reapplied = now, 0
             history.reapplied += 1
@@ -173,6 +171,9 @@ class ForeignWrites:
         if count > rules.rounds:
             message = f"changed {count} times in {duration(now - history.rounds[0])} by {writer}; giving up"
             return self._until(history, ConflictAction.YIELD, now + rules.retry_yielded_s, message)
+        # The kubelet's CPU manager (static policy from 1.22) updates a container once in its first ten seconds and at
+        # each change of the default set: no delay. It counts all the same, so that the unconditional ten-second rewrite
+        # of kubelets up to 1.21 ends in a yield.
         if expected or count == 1:
             return ConflictDecision(ConflictAction.REASSERT, None, f"changed by {writer}; reasserted")
         delay = min(rules.backoff_s * 2 ** (count - 2), rules.backoff_max_s)
@@ -180,9 +181,9 @@ class ForeignWrites:
             history, ConflictAction.WAIT, now + delay, f"changed again by {writer}; retry in {duration(delay)}"
         )
 
-    def _until(self, history: FileHistory, answer: ConflictAction, until: float, message: str) -> ConflictDecision:
-        history.last, history.until = answer, until
-        return ConflictDecision(answer, until, message)
+    def _until(self, history: FileHistory, action: ConflictAction, until: float, message: str) -> ConflictDecision:
+        history.last, history.until = action, until
+        return ConflictDecision(action, until, message)
 
     def state(self, key: tuple[str, str], now: float) -> ConflictAction | None:
         """The decision in force for ``key`` (WAIT or YIELD), None if the value may be written."""
@@ -217,7 +218,7 @@ class ForeignWriteHandler:
         ledger: Ledger,
         rules: ForeignWrites,
         attribution: WriterLookup | None,
-        standings: StatusTable,
+        statuses: StatusTable,
         alert: Alert,
         held: Callable[[Hold], None],
     ) -> None:
@@ -235,7 +236,7 @@ class ForeignWriteHandler:
         self._ledger = ledger
         self._rules = rules
         self._attribution = attribution
-        self._statuses = standings
+        self._statuses = statuses
         self._alert = alert
         self._on_hold = held
 
@@ -261,6 +262,7 @@ class ForeignWriteHandler:
             fresh=fresh,
         )
         if fresh:
+            # One event of systemd reaches many files: it is logged once.
             further = kind == _SYSTEMD and decision.action is ConflictAction.REASSERT and events == self.systemd_events
             log = _LOG.debug if further else _LOG.info
             log(decision.text, path=work.key[1], knob=work.knob.name, writer=kind, process=process)
@@ -272,6 +274,7 @@ class ForeignWriteHandler:
         state = _STATES[decision.action]
         last = self._statuses.get(work.place)
         changed = last is None or last.state != state
+        # The text of a repeated decision names the writer only.
         self._statuses.record(work, state, decision.text if last is None or changed else last.detail)
         if decision.action is not ConflictAction.WAIT and changed:
             yielded = decision.action is ConflictAction.YIELD
@@ -455,6 +458,7 @@ class WriteAttribution:
                 self.lost += 1
                 self._dirty.mark_all("lost writes")
                 continue
+            # Without a pid the kernel reports no writers: bypassd's own write would count.
             if write.file in _BOUNDS and write.writer.pid and write.writer.kind.value not in _EXPECTED:
                 self.bounds_written += 1
             if write.group and self._ours(write.group):

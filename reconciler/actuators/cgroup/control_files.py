@@ -1,12 +1,7 @@
 """Reads control files, and caches the last values that bound what may be written.
 
-The kernel resets some knobs with another one; while that other one is set, the file shows a substitute value, and
-afterwards the default. There is one such pair: a group in the idle class (``cpu.idle``) shows the class's weight and
-refuses any other (EINVAL), and on leaving the class the kernel writes its own default weight. So the weight's original
-is recorded with the first touch of ``cpu.idle``, its file is not written while the class lasts, and it is written again
-right after that. `masked` and `reset_by` handle this; `restore_text` handles CPU sets that cannot be emptied again.
-
-Source: kernel/sched/fair.c, sched_group_set_idle; tried on 5.15 to 6.18.
+`masked` and `reset_by` know the knobs that the kernel resets with another one, `restore_text` the CPU sets that cannot
+be emptied again.
 """
 
 import time
@@ -46,6 +41,7 @@ MOST_GROUPS: Final = 65_536
 """The most of them that count at all."""
 _UNMANAGED_S: Final = 60.0
 """So long the value of a group that bypassd does not manage is kept."""
+# There is one, cpu.idle.
 _RESETTING: Final = tuple(knob for knob in CATALOG.values() if knob.resets is not None)
 
 
@@ -147,6 +143,7 @@ class ControlFileCache:
             names = self.files.files(file.directory)
         except OSError:
             return False
+        # Every group has files: an empty list proves nothing.
         return bool(names) and file.key[2] not in names
 
     def taken_out(self, file: KnobFile) -> str | None:
@@ -197,6 +194,7 @@ class ControlFileCache:
 
     def _is_unlimited(self, path: str) -> bool:
         """Whether a group has no quota, so that its known period bounds nothing."""
+        # None is a known "no limit"; what is not known has no key.
         return self.actual.get((path, "cpu.quota"), 0) is None and (path, "cpu.period") in self.actual
 
     def store(self, file: KnobFile, text: str) -> None:
@@ -236,6 +234,7 @@ class ControlFileCache:
                 return Relatives.UNFINISHED
             await slices.checkpoint()
         if len(reading.found) < MOST_GROUPS:
+            # All were listed, so a group that was not found does not exist any more.
             reading.changed |= self._drop_below(path, together, reading.found)
         return Relatives.CHANGED if reading.changed else Relatives.SAME
 
@@ -351,7 +350,14 @@ class ControlFileCache:
 
 
 def masked(hierarchy: Hierarchy, ledger: Ledger, files: FileOps, path: str, wanted: Collection[str]) -> dict[str, str]:
-    """Masked knobs of this group -> the knob that masks each; only masks that are managed or ``wanted``."""
+    """Masked knobs of this group -> the knob that masks each; only masks that are managed or ``wanted``.
+
+    A group in the idle class (``cpu.idle``) shows the class's weight and refuses any other (EINVAL), and on leaving the
+    class the kernel writes its own default weight. So the weight's original is recorded with the first touch of
+    ``cpu.idle``, its file is not written while the class lasts, and it is written again right after that.
+
+    Source: kernel/sched/fair.c, sched_group_set_idle; tried on 5.15 to 6.18.
+    """
     texts: dict[str, str] = {}
     for knob in _RESETTING:
         file = knob_file(hierarchy, path, knob)

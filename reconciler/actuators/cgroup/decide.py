@@ -137,8 +137,11 @@ class ValuesInPlace:
 
 
 _BANDWIDTH: Final = ("cpu.period", "cpu.burst")
+"""What bounds a quota in its own group: the kernel compares quota and period with the group above, and refuses a quota
+below the burst."""
 _OOM_CONTROL: Final = "memory.oom_control"
 _SETTLED: Final = frozenset({SettingState.IN_PLACE, SettingState.WOULD_WRITE})
+"""States that last as long as the files read the same."""
 _OTHER_FILES: Final = frozenset({*MEMORY_PAIR, *(knob.name for knob in CATALOG.values() if knob.resets)})
 """Knobs with which the state of a group's settings follows from other files than their own, too."""
 
@@ -175,7 +178,7 @@ class ChangeDetector:
             ledger=ledger,
             rules=foreign,
             attribution=attribution,
-            standings=self.statuses,
+            statuses=self.statuses,
             alert=alert,
             held=self._add_person_hold,
         )
@@ -216,6 +219,7 @@ class ChangeDetector:
         self._check_period(target)
         work = [write for write in writes if write is not None]
         work += [after for write in work if (after := self._dependent_write(write)) is not None]
+        # Only now: most passes write neither, and each value is one more read.
         if any(write.knob.name == "cpu.quota" for write in work):
             self.control_files.load(path, _BANDWIDTH)
         if any(write.knob.name in MEMORY_PAIR for write in work):
@@ -379,17 +383,17 @@ class ChangeDetector:
             # A value that is only shown is never ours: otherwise a restore would overwrite another program's equal
             # value.
             self.ledger.want(file.key, wanted, policy=setting.policy, reason=setting.reason)
-        move = compare(
+        action = compare(
             entry, FileState(actual, wanted, self.control_files.last_seen(entry, file, actual), restore=None)
         )
         if target.creating:
             # The runtime has yet to write, so the current text does not count; its spec's value does. A cpuset is empty
             # for half a millisecond after its mkdir, until the runtime has copied the pod's.
             raw = actual = self._expected(target, file, raw)
-            move = (
+            action = (
                 FileAction.NOTHING if actual == wanted else FileAction.CHANGE if entry is not None else FileAction.FIRST
             )
-        work = FileWrite(target, *file, setting, raw, actual, text, move)
+        work = FileWrite(target, *file, setting, raw, actual, text, action)
         return work if self._may_change(work, setting, entry) else None
 
     def _expected(self, target: GroupTarget, file: KnobFile, raw: str) -> str:
@@ -402,6 +406,7 @@ class ChangeDetector:
         if work.action is FileAction.NOTHING:
             self.statuses.done(work)
             self.foreign_writes.resolve(work.place)
+            # A limit that is in place and hangs its group is shown, not changed.
             self.statuses.record(work, SettingState.IN_PLACE, self._hangs(work) or "")
             if entry is None and not work.target.creating and self.may_write(setting):
                 self.in_place.saw(work.place, work.actual)
@@ -475,6 +480,7 @@ class ChangeDetector:
     def _plan_release(self, target: GroupTarget, entry: LedgerEntry) -> FileWrite | None:
         file = self.control_files.find(entry.path, entry.knob)
         if file is None or not self.mode.enforce or target.creating:
+            # In creation the runtime has yet to write the value to compare; `_retract` has dropped the prepared one.
             return None
         knob, version = file.knob, file.version
         held = self.mode.hold_on(entry.path, knob.name, entry.pod_uid) is not None
@@ -492,13 +498,13 @@ class ChangeDetector:
         )
         restore = None if original is None else knob.normal(original, version)
         seen = self.control_files.last_seen(entry, file, actual)
-        move = compare(entry, FileState(actual=actual, wanted=None, seen=seen, restore=restore))
-        if move is FileAction.DROP:
+        action = compare(entry, FileState(actual=actual, wanted=None, seen=seen, restore=restore))
+        if action is FileAction.DROP:
             self.ledger.restored(entry.key, raw)
-        if move is not FileAction.RELEASE or original is None or knob.one_way:
+        if action is not FileAction.RELEASE or original is None or knob.one_way:
             # What the kernel never takes back ends with its group; a restore reports it.
             return None
-        return FileWrite(target, *file, None, raw, actual, original, move)
+        return FileWrite(target, *file, None, raw, actual, original, action)
 
     # Knobs that another knob masks
 

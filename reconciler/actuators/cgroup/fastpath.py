@@ -5,15 +5,8 @@ make the originals durable. Between that rename and the exec of the program ther
 machine. So at the rename only the writes are left: a dictionary look-up and a few system calls within the task that
 read the event, with no await, plan, thread or fsync. A later pass verifies the written values.
 
-A creation may take seconds, where many pods start at once: what is prepared and the runtime does not set is written in
-the middle of it, too (`write_ahead`), and a signal for which nothing was prepared yet counts as soon as it is.
-
-A container remains prepared for its whole life: ``runc update`` (the kubelet's CPU manager) ends in the same rename,
-and our values are written back before any process was scheduled with the runtime's.
-
-Besides the writes, and at the first signal only: the threads of the container's init get the idle class. Its program
-and every process below inherit that, and no runtime takes it back. Source: sched(7); runc's init locks the thread that
-will exec the program (``runtime.LockOSThread``), and all its threads get the class.
+Besides the writes, and at the first signal only, the threads of the container's init get the idle class
+(`FastPath.prepare_init`).
 """
 
 import errno
@@ -105,7 +98,11 @@ class _Prepared:
 
 @final
 class FastPath:
-    """Prepared writes by container id. `execute` is called by the source that reads the runtime's signal."""
+    """Prepared writes by container id. `execute` is called by the source that reads the runtime's signal.
+
+    A container remains prepared for its whole life: ``runc update`` (the kubelet's CPU manager) ends in the same
+    rename, and our values are written back before any process was scheduled with the runtime's.
+    """
 
     def __init__(
         self,
@@ -153,6 +150,7 @@ class FastPath:
     def prepare_init(self, container_id: str, *, procs: str, done: Callable[[InitClass], None]) -> None:
         """Prepare the idle class for the init of a container in creation. Its original must be durable already.
 
+        The container's program and every process below it inherit the class, and no runtime takes it back.
         ``done`` is called with the outcome, within the task that read the signal.
         """
         prepared = self._prepared.setdefault(container_id, _Prepared((), procs, signalled=False))
@@ -177,6 +175,7 @@ class FastPath:
         self._missed.pop(container_id, None)
         prepared = self._prepared.get(container_id)
         if prepared is not None and prepared.on_init is not None:
+            # The actuator of the idle class has prepared the init, and drops it itself (`keep_inits`).
             prepared.writes = ()
         else:
             self._prepared.pop(container_id, None)
@@ -219,14 +218,17 @@ class FastPath:
         if on_init is not None and init is not None:
             on_init(init)
             if not prepared.writes:
+                # It was prepared for its init only, which has only one first signal.
                 self._prepared.pop(container_id, None)
         return True
 
     def write_ahead(self, container_id: str) -> None:
         """Write before the signal, for a container whose creation takes long, what its runtime does not set.
 
+        Where many pods start at once a creation may take seconds. The signal executes all writes.
+
         runc reads ``cpu.shares`` back as soon as it has written it, and fails the container if the value is another
-        (``the minimum allowed cpu-shares is 307``). The signal executes all writes.
+        (``the minimum allowed cpu-shares is 307``).
         """
         prepared = self._prepared.get(container_id)
         if prepared is None or prepared.signalled:
@@ -239,16 +241,20 @@ class FastPath:
         self._report(FastResult(container_id, at, time.monotonic(), writes, errnos, before_exec=None, creation=False))
 
     def _set_init(self, procs: str) -> InitClass:
-        """Set the idle class on all threads of the first process. A policy that is not the usual one remains."""
+        """Set the idle class on all threads of the first process. A policy that is not the usual one remains.
+
+        Source: sched(7); runc's init locks the thread that will exec the program (``runtime.LockOSThread``), and all
+        its threads get the class.
+        """
         changed, kept = set[str](), set[str]()
         failed = 0
         try:
-            words = self._files.read(procs, "cgroup.procs").split()
-            if not words or not digits(words[0]):
+            pids = self._files.read(procs, "cgroup.procs").split()
+            if not pids or not digits(pids[0]):
                 return InitClass(0, 0, errno.ESRCH)
             for _ in range(_ROUNDS):
                 # The main thread first: others that start from now on are its copies.
-                for tid in (words[0], *self._files.groups(f"{self._proc}/{words[0]}/task"))[:_MOST_THREADS]:
+                for tid in (pids[0], *self._files.groups(f"{self._proc}/{pids[0]}/task"))[:_MOST_THREADS]:
                     if tid not in changed and tid not in kept:
                         with suppress(ProcessLookupError):
                             (changed if self._set_idle(int(tid)) else kept).add(tid)

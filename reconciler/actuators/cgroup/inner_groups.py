@@ -3,14 +3,7 @@
 docker, kind, systemd or buildkit in a container make groups below it. cgroup v1 keeps each set inside its parent's: a
 container cannot leave a CPU that a group inside has (EBUSY), and a group inside does not grow with the container. They
 are the same pod's, so they are narrowed first and widened after, in one plan with the container (`cgroupfs.order_sets`
-has the order). Each has a row of its own in the ledger, with its own value: the one that it had, or, where it was made
-as a copy of the narrowed set (docker copies its parent's), the container's own. What is wanted of a group is its own
-set as far as its parent has those CPUs, and all of the parent's where none is left.
-
-A value that the tenant has written since is its own from then on. Tenants decide how many groups there are: a bounded
-number is read and written in one pass, and the next one continues. After a change they are read again, because a
-group that is being made just then copies the value from before. On v2 a set needs no change, except on kernels that
-refuse it (EBUSY up to 6.0).
+has the order). Each has a row of its own in the ledger, with its own set (`plan_inner`).
 
 Source: kernel/cgroup/cpuset.c, validate_change; runc, cpuset_copy_if_needed.
 """
@@ -40,15 +33,18 @@ from state.ledger import Ledger
 from state.model import GroupRef, Setting
 
 READ_AT_ONCE: Final = 512
-"""Groups that are read in one pass."""
+"""Groups that are read in one pass; the next one continues. Tenants decide how many groups there are."""
 WRITTEN_AT_ONCE: Final = 128
 """Groups that are written in one pass, at most; fewer where that would take longer than `_WRITING_S`."""
 _LEAST_WRITTEN: Final = 8
+"""As many are written however long that takes: each change ends."""
 _WRITING_S: Final = 0.015
 """CPU time of one pass for the groups inside. A write of a v1 set costs as much as the machine has sets: 0.4 ms with
 3,000."""
 _FIRST_WRITE_S: Final = 0.0005
+"""CPU time of one write, before any was measured."""
 _MOST_COPIES: Final = 64
+"""Values of ours that are remembered during a change, beyond which the earlier ones are forgotten."""
 _RETRY_MAX_S: Final = 60.0
 _FEW: Final = 256
 """Up to here a plan is made in the loop: it takes less than 2 ms."""
@@ -102,7 +98,9 @@ class _Place(NamedTuple):
 def plan_inner(managed: ManagedSet, groups: Iterable[InnerSet]) -> list[InnerChange]:
     """The changes of the groups inside, parents first; those that need nothing and have no row are left out.
 
-    ``groups`` have parents before their children. Pure.
+    A group's own set is the one that it had, or, where it was made as a copy of the narrowed set (docker copies its
+    parent's), its parent's own. Wanted is its own set as far as its parent has those CPUs, and all of the parent's
+    where none is left. ``groups`` have parents before their children. Pure.
     """
     places = {managed.path: _Place(managed.copies, managed.wanted, managed.own)}
     changes: list[InnerChange] = []
@@ -274,12 +272,13 @@ class InnerGroups:
         times: list[tuple[FileWrite, float]] = []
         for inside in self._inside.values():
             delay = 0.0
+            # At once after the first failure: the groups are read again, and one may have been made meanwhile.
             if inside.failures > 1:
                 delay = min(_VERIFY_S * 2 ** min(inside.failures - 2, 10), _RETRY_MAX_S)
             times.append((inside.work, now + delay if delay else inside.verify_at or now))
         return times
 
-    def settle(self, writes: int, cpu_s: float) -> None:
+    def finish_pass(self, writes: int, cpu_s: float) -> None:
         """The pass is over: count those that failed. ``writes``: of this pass, which took so much CPU time."""
         if writes:
             self._write_s = (self._write_s + cpu_s / writes) / 2
@@ -338,6 +337,7 @@ class InnerGroups:
         managed = self._managed(write, inside)
         more = await inside.plan(managed, write.version) and await self._keep_rows(write, inside, result)
         whole = write.actual != write.text
+        # No move is left but the managed group's own.
         if inside.left <= (1 if whole else 0):
             if whole:
                 result.work.append(write)
@@ -349,6 +349,7 @@ class InnerGroups:
         before = inside.left
         taken = inside.take(most)
         if taken:
+            # To the end of the order of turns in `expand`.
             self._inside[write.place] = self._inside.pop(write.place)
         slices = TimeSlice()
         for path, mask in taken.items():
@@ -431,6 +432,7 @@ class InnerGroups:
     def _is_concerned(self, write: FileWrite) -> bool:
         if write.knob.name not in SETS or write.target.creating or write.target.pod_uid is None or write.within:
             return False
+        # v2 takes any set, but for kernels up to 6.0, which refuse one for the groups below (EBUSY).
         if write.version != 1 and write.place not in self._refusing:
             return False
         if write.place in self._inside:

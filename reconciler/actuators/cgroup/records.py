@@ -1,8 +1,7 @@
 """The values that the runtime and kubelet record for containers, read from their files: for a restore.
 
 runc's state.json follows every update, so a container's file is restored to its value. The kubelet's CPU checkpoint may
-be newer: CPUs that it has made exclusive since are not given to another container, whatever an older record says. Under
-its static policy they would never be removed from it again.
+be newer: CPUs that it has made exclusive since are not given to another container, whatever an older record says.
 
 All these files belong to root. They are bounded and checked nevertheless: an invalid record counts as missing.
 """
@@ -80,9 +79,9 @@ class Records:
         state = self._state(entry)
         text = entry.restore_text
         if state is not None and state.spec is not None:
-            message = spec_text(knob, version, state.spec)
+            recorded = spec_text(knob, version, state.spec)
             # The record does not name this value: restore the original.
-            text = message if message is not None else entry.original if entry.original is not None else text
+            text = recorded if recorded is not None else entry.original if entry.original is not None else text
         if knob.name != "cpu.set" or _container(entry) is None or not text:
             return text
         return self._allowed(entry, text)
@@ -90,6 +89,7 @@ class Records:
     def _allowed(self, entry: LedgerEntry, text: str) -> str:
         """A container's CPU set without the CPUs that the kubelet has made exclusive for other containers since."""
         cpus = self._checkpoint()
+        # Only the static policy has exclusive CPUs, and it never takes one out of another container's set again.
         if cpus is None or cpus.policy is not CpuPolicy.STATIC or not (taken := cpus.exclusive_cpus):
             return text
         wanted = CpuSet.parse(text)
@@ -116,6 +116,7 @@ class Records:
         if container not in self._states:
             path = self._dirs.state_file(container)
             if path is not None:
+                # A running daemon would take the opening of the record for the start of a runtime's command.
                 announce_reading(path)
             runtime_state = _parsed(path, parse_record) if path is not None else None
             # A record without values (crun's) restores nothing: the original and the baseline count.
@@ -186,6 +187,7 @@ def _container(entry: LedgerEntry) -> str | None:
 def _parsed(path: str, parse_one: _Parse[T]) -> T | None:
     """A record of at most `LARGEST_BYTES` in a regular file; None if it is invalid."""
     try:
+        # Neither waits for a FIFO in its place nor follows a link.
         number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
         try:
             if not stat.S_ISREG(os.fstat(number).st_mode):

@@ -5,23 +5,7 @@ the value to restore (the original, or the runtime's record as of now, `reconcil
 values that the agent may have left there, and the current value. A file that another program has changed since is left
 unchanged; a file without a known original is left unchanged and reported. A second restore does nothing.
 
-Groups that a tenant has made inside a container are widened after it, and narrowed before, whether they have a row or
-were made as copies of the narrowed set (`reconciler.actuators.cgroup.inner_groups`). The tenant decides how many they
-are: those that follow their container are restored last, in parts, and passes of the daemon run in between.
-
-A file is read again just before it is written. The runtime's record follows its writes by some milliseconds, so the
-values restored to a container are compared with the record again, `_UPDATE_S` later.
-
-After a daemon was killed its last writes may be missing from the ledger: outcomes reach the disk in batches, while
-originals are durable before the first write and each value is recorded just before it is written (`state.intents`). So
-the values of ours that a file may hold are known, and `adopt_unjournaled_writes` records them. Any other value was
-written by another program meanwhile: it is left unchanged and reported.
-
-One value must not outlive the daemon: a frozen pod does nothing, answers no probe, and on cgroup v1 cannot even be
-killed. `unfreeze` reverts it at a stop, before anything else at a start, by the unit after a crash (``bypassctl
-thaw``), and under a hold as well. Evictions freeze a pod for half a second to kill one whose processes fork too fast.
-That is recorded in their own journal, not in the ledger: the daemon thaws such a pod when it resumes the eviction, and
-`reconciler.responses.eviction.journal.thaw_killed` does so if no daemon follows.
+One value must not outlive the daemon: a frozen pod (`unfreeze`).
 """
 
 from collections import Counter
@@ -61,6 +45,7 @@ from state.ledger import Ledger
 
 _LOG: Final = get_log("restore")
 _ROUNDS: Final = 3
+"""Comparisons of a file that changes between comparison and write."""
 _AT_ONCE: Final = 128
 """Groups inside a container that are compared, or written, before a pass may run: 60 ms."""
 _UPDATE_S: Final = 0.1
@@ -69,7 +54,13 @@ _AS_PARENT: Final = "was empty, which is impossible for a group with processes: 
 
 
 def adopt_unjournaled_writes(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> int:
-    """Record the current values of managed files as written by us; returns how many were not recorded yet."""
+    """Record the current values of managed files as written by us; returns how many were not recorded yet.
+
+    After a daemon was killed its last writes may be missing from the ledger: outcomes reach the disk in batches, while
+    originals are durable before the first write and each value is recorded just before it is written (`state.intents`).
+    So the values of ours that a file may hold are known. Any other value was written by another program meanwhile: a
+    restore leaves it unchanged and reports it.
+    """
     adopted = 0
     for entry in ledger.control_files():
         knob = CATALOG.get(entry.knob)
@@ -164,37 +155,39 @@ async def restore_all(
     they leave a choice, the last touched file is restored first.
     """
     done: dict[FileKey, RestoreResult] = {}
-    scene = _RestoreContext(hierarchy, ledger, files, records, writer, done, between, covered(hierarchy))
+    context = _RestoreContext(hierarchy, ledger, files, records, writer, done, between, covered(hierarchy))
     todo: list[LedgerEntry] = []
     inside: dict[_Place, _InnerRows] = {}
     slices = TimeSlice()
     for entry in ledger.backwards():
         if (only is None or entry.pod_uid == only) and (policy is None or entry.policy == policy):
-            place = _managed_place(scene, entry)
+            place = _managed_place(context, entry)
             if place is None:
                 todo.append(entry)
             else:
                 inside.setdefault(place, _InnerRows(entry)).rows[entry.path] = entry
         await slices.checkpoint()
     for _ in range(_ROUNDS):
-        todo = await _round(scene, todo, inside)
+        todo = await _round(context, todo, inside)
         if not todo:
             break
     restored = [
         row for key, result in done.items() if result.undo is RestoreOutcome.RESTORED and (row := ledger.get(key))
     ]
-    if updated := await _updated(scene, restored):
-        await _round(scene, updated, inside)
+    if updated := await _updated(context, restored):
+        await _round(context, updated, inside)
+    # Not before: another comparison needs the rows.
     for key, restore_result in done.items():
         if restore_result.undo is RestoreOutcome.RESTORED:
             ledger.restored(key, restore_result.text)
+    # The tenant decides how many groups these are: last, in parts, and passes of the daemon run in between.
     for place, rows in inside.items():
-        await _restore_inside(scene, place, rows)
+        await _restore_inside(context, place, rows)
     return sorted(done.values(), key=lambda result: (result.path, result.file))
 
 
 async def _round(
-    scene: _RestoreContext, todo: Sequence[LedgerEntry], inside: dict[_Place, _InnerRows]
+    context: _RestoreContext, todo: Sequence[LedgerEntry], inside: dict[_Place, _InnerRows]
 ) -> list[LedgerEntry]:
     """Compare these files and write where due. Returns those that changed meanwhile, to be compared again.
 
@@ -204,38 +197,39 @@ async def _round(
     slices = TimeSlice()
     for entry in todo:
         await slices.checkpoint()
-        result = _compare(scene, entry)
+        result = _compare(context, entry)
         if isinstance(result, _PendingRestore):
             pending.append(result)
             continue
-        scene.note(entry, result)
+        context.note(entry, result)
         if result.undo is RestoreOutcome.ALREADY and entry.writer == US and entry.seen:
             # By a restore that was killed before it reached the groups inside.
-            _expect_inside(scene, inside, entry, entry.seen)
+            _expect_inside(context, inside, entry, entry.seen)
     found: dict[FileKey, _PendingRestore] = {}
     for restore in pending:
-        place = _expect_inside(scene, inside, restore.entry, restore.actual)
+        place = _expect_inside(context, inside, restore.entry, restore.actual)
         if place is None:
             continue
         now, own = CpuSet.parse(restore.actual).mask, CpuSet.parse(restore.restore).mask
+        # Groups inside have to leave these CPUs before their container does. They are widened after it.
         if now & ~own:
             managed = ManagedSet(place[0], now, own, own, frozenset({now}))
-            found |= await _plan_inside(scene, managed, inside.pop(place))
+            found |= await _plan_inside(context, managed, inside.pop(place))
     pending = [*(restore for restore in pending if restore.entry.key not in found), *found.values()]
-    around = await _bounding_values(scene, {managed_above(item.entry.path) or item.entry.path for item in pending})
-    steps, by_place = await _ordered(scene, pending, around)
-    again = await _perform(scene, steps, by_place)
+    around = await _bounding_values(context, {managed_above(item.entry.path) or item.entry.path for item in pending})
+    steps, by_place = await _ordered(context, pending, around)
+    again = await _perform(context, steps, by_place)
     for item in by_place.values():
         detail = _AS_PARENT if item.emptied else ""
-        scene.done[item.entry.key] = _result(item.entry, RestoreOutcome.RESTORED, item.restore, detail)
+        context.done[item.entry.key] = _result(item.entry, RestoreOutcome.RESTORED, item.restore, detail)
     return again
 
 
 async def _ordered(
-    scene: _RestoreContext, pending: Sequence[_PendingRestore], around: Known
+    context: _RestoreContext, pending: Sequence[_PendingRestore], around: Known
 ) -> tuple[list[WriteStep], dict[_Place, _PendingRestore]]:
     """The writes in the kernel's order, and the restore of each; those that are not possible are results."""
-    versions = scene.hierarchy.versions()
+    versions = context.hierarchy.versions()
     slices = TimeSlice()
     changes = []
     for restore in pending:
@@ -249,7 +243,7 @@ async def _ordered(
     for blocked in plan.blocked:
         item = by_place.pop((blocked.change.path, blocked.change.knob), None)
         if item is not None:
-            scene.done[item.entry.key] = _result(
+            context.done[item.entry.key] = _result(
                 item.entry, RestoreOutcome.REFUSED, item.actual, f"{blocked.rule}: {blocked.reason}"
             )
     steps = []
@@ -260,16 +254,16 @@ async def _ordered(
 
 
 async def _perform(
-    scene: _RestoreContext, steps: Sequence[WriteStep], by_place: dict[_Place, _PendingRestore]
+    context: _RestoreContext, steps: Sequence[WriteStep], by_place: dict[_Place, _PendingRestore]
 ) -> list[LedgerEntry]:
     """Perform these steps. What fails is a result and leaves ``by_place``; returns the files that changed meanwhile."""
     # If this restore is killed, the next one must recognise these values as ours.
-    scene.ledger.intend((key, text) for key, text in intended(steps) if scene.ledger.get(key) is not None)
+    context.ledger.intend((key, text) for key, text in intended(steps) if context.ledger.get(key) is not None)
     inodes = {step.path: item.entry.inode for step in steps if (item := by_place.get((step.path, step.knob)))}
     again: list[LedgerEntry] = []
     for begin in range(0, len(steps), _AT_ONCE):
         # In parts: the writer bounds the time of each.
-        for outcome in await scene.writer.perform(steps[begin : begin + _AT_ONCE], inodes):
+        for outcome in await context.writer.perform(steps[begin : begin + _AT_ONCE], inodes):
             item = by_place.get((outcome.step.path, outcome.step.knob))
             if item is None or outcome.error is None:
                 continue
@@ -277,7 +271,7 @@ async def _perform(
             if isinstance(outcome.error, CgroupChangedError):
                 undo = RestoreOutcome.FOREIGN
                 again.append(item.entry)
-            scene.done[item.entry.key] = _result(item.entry, undo, outcome.before or "", str(outcome.error))
+            context.done[item.entry.key] = _result(item.entry, undo, outcome.before or "", str(outcome.error))
             by_place.pop((outcome.step.path, outcome.step.knob), None)
     return again
 
@@ -285,19 +279,19 @@ async def _perform(
 # Groups inside containers
 
 
-def _managed_place(scene: _RestoreContext, entry: LedgerEntry) -> _Place | None:
+def _managed_place(context: _RestoreContext, entry: LedgerEntry) -> _Place | None:
     """The container, and the knob, that this row's group is inside of; None: it is not, or is restored like others."""
-    if entry.knob not in SETS or scene.hierarchy.version(entry.controller) != 1:
+    if entry.knob not in SETS or context.hierarchy.version(entry.controller) != 1:
         return None
     top = managed_above(entry.path)
     return None if top is None else (top, entry.knob)
 
 
 def _expect_inside(
-    scene: _RestoreContext, inside: dict[_Place, _InnerRows], entry: LedgerEntry, copied: str
+    context: _RestoreContext, inside: dict[_Place, _InnerRows], entry: LedgerEntry, copied: str
 ) -> _Place | None:
     """A container's v1 set is restored: so are the groups inside, also copies of ``copied`` that have no row."""
-    if entry.knob not in SETS or scene.hierarchy.version(entry.controller) != 1 or parse(entry.path) is None:
+    if entry.knob not in SETS or context.hierarchy.version(entry.controller) != 1 or parse(entry.path) is None:
         return None
     place = entry.path, entry.knob
     inside.setdefault(place, _InnerRows(entry)).copies.add(CpuSet.parse(copied).mask)
@@ -305,7 +299,10 @@ def _expect_inside(
 
 
 async def _plan_inside(
-    scene: _RestoreContext, managed: ManagedSet, inner: _InnerRows, between: Callable[[], Awaitable[None]] | None = None
+    context: _RestoreContext,
+    managed: ManagedSet,
+    inner: _InnerRows,
+    between: Callable[[], Awaitable[None]] | None = None,
 ) -> dict[FileKey, _PendingRestore]:
     """The restores of the groups inside one container: with a row in the ledger or without.
 
@@ -316,14 +313,14 @@ async def _plan_inside(
     slices = TimeSlice()
 
     def compare(row: LedgerEntry) -> _PendingRestore | None:
-        result = _compare(scene, row)
+        result = _compare(context, row)
         if isinstance(result, _PendingRestore):
             found[row.key] = result
             return result
-        scene.note(row, result)
+        context.note(row, result)
         return None
 
-    for number, group in enumerate(walk(scene.hierarchy, scene.files, key, CATALOG[inner.near.knob], 1), start=1):
+    for number, group in enumerate(walk(context.hierarchy, context.files, key, CATALOG[inner.near.knob], 1), start=1):
         row = rows.pop(group.path, None)
         restore = None if row is None else compare(row)
         groups.append(group if restore is None else group._replace(own=CpuSet.parse(restore.restore).mask))
@@ -340,44 +337,46 @@ async def _plan_inside(
     for change in changes:
         if change.is_write:
             place = (key[0], change.path, key[2])
-            made = found[place].entry if place in found else _row_of(scene, inner.near, change)
+            made = found[place].entry if place in found else _row_of(context, inner.near, change)
             wanted, now = CpuSet.from_mask(change.wanted), CpuSet.from_mask(change.now)
             found[place] = _PendingRestore(made, str(wanted), str(now), emptied=False)
         await slices.checkpoint()
     return found
 
 
-async def _restore_inside(scene: _RestoreContext, place: _Place, inner: _InnerRows) -> None:
+async def _restore_inside(context: _RestoreContext, place: _Place, inner: _InnerRows) -> None:
     """The groups inside one container, which keeps the set that it has by now."""
     path, knob = place
     try:
-        text = scene.files.read(scene.hierarchy.directory(inner.near.controller, path), inner.near.file).rstrip("\n")
+        text = context.files.read(context.hierarchy.directory(inner.near.controller, path), inner.near.file).rstrip(
+            "\n"
+        )
         now = CpuSet.parse(CATALOG[knob].normal(text, 1)).mask
     except (OSError, ValueError):
         now = 0
     managed = ManagedSet(path, now, now, now, frozenset(inner.copies - {now}))
-    pending = await _plan_inside(scene, managed, inner, scene.between)
-    around = await _bounding_values(scene, {path})
-    steps, by_place = await _ordered(scene, list(pending.values()), around)
+    pending = await _plan_inside(context, managed, inner, context.between)
+    around = await _bounding_values(context, {path})
+    steps, by_place = await _ordered(context, list(pending.values()), around)
     left = Counter((step.path, step.knob) for step in steps)
     for begin in range(0, len(steps), _AT_ONCE):
         part = steps[begin : begin + _AT_ONCE]
-        await _perform(scene, part, by_place)
+        await _perform(context, part, by_place)
         for step in part:
             at = step.path, step.knob
             left[at] -= 1  # a group may need two writes
             if not left[at] and (item := by_place.pop(at, None)) is not None:
-                scene.note(item.entry, _result(item.entry, RestoreOutcome.RESTORED, item.restore))
-        await scene.between()
+                context.note(item.entry, _result(item.entry, RestoreOutcome.RESTORED, item.restore))
+        await context.between()
     for item in by_place.values():
-        scene.note(item.entry, _result(item.entry, RestoreOutcome.RESTORED, item.restore))
+        context.note(item.entry, _result(item.entry, RestoreOutcome.RESTORED, item.restore))
 
 
-def _row_of(scene: _RestoreContext, near: LedgerEntry, change: InnerChange) -> LedgerEntry:
+def _row_of(context: _RestoreContext, near: LedgerEntry, change: InnerChange) -> LedgerEntry:
     """A row, not in the ledger, of a group inside that has none: a copy of the narrowed set."""
     inode = 0
     with suppress(OSError):
-        inode = scene.files.inode(scene.hierarchy.trigger_directory(change.path))
+        inode = context.files.inode(context.hierarchy.trigger_directory(change.path))
     return LedgerEntry(
         controller=near.controller,
         path=change.path,
@@ -389,14 +388,17 @@ def _row_of(scene: _RestoreContext, near: LedgerEntry, change: InnerChange) -> L
     )
 
 
-async def _updated(scene: _RestoreContext, restored: Sequence[LedgerEntry]) -> list[LedgerEntry]:
-    """The files of containers whose record has changed since it was read: the runtime was in an update."""
-    before = {entry.key: scene.wanted(entry) for entry in restored if scene.records.has(entry)}
+async def _updated(context: _RestoreContext, restored: Sequence[LedgerEntry]) -> list[LedgerEntry]:
+    """The files of containers whose record has changed since it was read: the runtime was in an update.
+
+    The record follows the runtime's writes by some milliseconds.
+    """
+    before = {entry.key: context.wanted(entry) for entry in restored if context.records.has(entry)}
     if not before:
         return []
     await trio.sleep(_UPDATE_S)
-    scene.records.forget()
-    return [entry for entry in restored if entry.key in before and scene.wanted(entry) != before[entry.key]]
+    context.records.forget()
+    return [entry for entry in restored if entry.key in before and context.wanted(entry) != before[entry.key]]
 
 
 def _guarded(steps: Iterable[WriteStep], pending: Mapping[tuple[str, str], _PendingRestore]) -> Iterator[WriteStep]:
@@ -410,9 +412,9 @@ def _guarded(steps: Iterable[WriteStep], pending: Mapping[tuple[str, str], _Pend
         begun.add(place)
 
 
-def _compare(scene: _RestoreContext, entry: LedgerEntry) -> RestoreResult | _PendingRestore:
+def _compare(context: _RestoreContext, entry: LedgerEntry) -> RestoreResult | _PendingRestore:
     """The restore that one file needs, or the result if it needs none."""
-    hierarchy, ledger, files = scene.hierarchy, scene.ledger, scene.files
+    hierarchy, ledger, files = context.hierarchy, context.ledger, context.files
 
     def read(group: str, file: str) -> str:
         return files.read(hierarchy.directory(entry.controller, group), file)
@@ -422,7 +424,7 @@ def _compare(scene: _RestoreContext, entry: LedgerEntry) -> RestoreResult | _Pen
     if knob is None or version is None:
         return _result(entry, RestoreOutcome.GONE, "", f"no {entry.controller} controller on this node")
     path = f"{hierarchy.directory(entry.controller, entry.path)}/{entry.file}"
-    if (place := next((place for place in scene.covered if f"{path}/".startswith(f"{place}/")), None)) is not None:
+    if (place := next((place for place in context.covered if f"{path}/".startswith(f"{place}/")), None)) is not None:
         return _result(entry, RestoreOutcome.REFUSED, "", f"something else is mounted over it: umount {place}")
     try:
         inode = files.inode(hierarchy.identity_directory(entry.path))
@@ -436,7 +438,7 @@ def _compare(scene: _RestoreContext, entry: LedgerEntry) -> RestoreResult | _Pen
         return _result(entry, RestoreOutcome.REFUSED, "", str(error))
     try:
         actual = knob.normal(raw, version)
-        text = scene.wanted(entry)
+        text = context.wanted(entry)
         original = restore_text((knob, version), entry, ledger, text, read)
         restore = None if original is None else knob.normal(original, version)
         ours = is_ours(knob, version, entry, ledger, actual)
@@ -472,12 +474,12 @@ def _change(restore: _PendingRestore, version: int) -> KnobChange:
     )
 
 
-async def _bounding_values(scene: _RestoreContext, tops: Collection[str]) -> Known:
+async def _bounding_values(context: _RestoreContext, tops: Collection[str]) -> Known:
     """The current values of these groups and their ancestors: they bound what may be written.
 
     Groups inside a container have the container above them, and they are as they were read.
     """
-    hierarchy, files = scene.hierarchy, scene.files
+    hierarchy, files = context.hierarchy, context.files
     around: dict[tuple[str, str], Value] = {}
     slices = TimeSlice()
     for path in {above for top in tops for above in _with_ancestors(top)}:
@@ -509,6 +511,12 @@ def _result(entry: LedgerEntry, undo: RestoreOutcome, text: str, detail: str = "
 
 def unfreeze(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> tuple[list[str], list[str]]:
     """Thaw every group that the ledger records as frozen by us. Writes the files directly: 0.4 ms each.
+
+    A frozen pod does nothing, answers no probe, and on cgroup v1 cannot even be killed. So it is thawed at a stop,
+    before anything else at a start, by the unit after a crash (``bypassctl thaw``), and under a hold as well. An
+    eviction that freezes a pod for half a second, to kill one whose processes fork too fast, records that in its own
+    journal: the daemon thaws it when it resumes the eviction, `reconciler.responses.eviction.journal.thaw_killed` if no
+    daemon follows.
 
     Returns the paths of the thawed groups, and the failures as texts for people. Errors: none.
     """

@@ -106,6 +106,7 @@ class StatusTable:
             del statuses[knob]
             self._unsettled.discard((path, knob))
         if retries := self._retries.get(path):
+            # A file that cannot be read may be one that is to be released.
             for knob in [knob for knob, retry in retries.items() if knob not in knobs and retry.text != _UNREAD]:
                 self._drop_retry(path, knob)
 
@@ -126,18 +127,19 @@ class StatusTable:
         reason: str,
         state: SettingState = SettingState.REFUSED,
         *,
-        tell: bool = True,
+        alert: bool = True,
         longest_s: float | None = None,
         actual: str | None = None,
     ) -> None:
-        """Not possible now: report once (if ``tell``), and retry after a growing delay, of at most ``longest_s``."""
+        """Not possible now: report once (if ``alert``), and retry after a growing delay, of at most ``longest_s``."""
         before = self._retries.get(work.key[1], {}).get(work.knob.name)
         longest_s = _RETRY_MAX_S if longest_s is None else longest_s
+        # Another text has not been refused before.
         delay = min(before.delay_s * 2, longest_s) if before is not None and before.text == work.text else _RETRY_S
         last = self.get(work.place)
         self._retry(work, _Retry(time.monotonic() + delay, delay, work.text, work.target.pod_uid))
         self.record(work, state, reason, actual)
-        if tell and (last is None or (last.state, last.detail) != (state, reason)):
+        if alert and (last is None or (last.state, last.detail) != (state, reason)):
             self._alert(state, reason, work.setting)
 
     def unreadable(self, path: str, knob: str, pod_uid: str | None, reason: str, setting: Setting | None) -> None:
@@ -149,7 +151,7 @@ class StatusTable:
         now = time.monotonic()
         if before is None or before.text != _UNREAD:
             self._retries.setdefault(path, {})[knob] = _Retry(now + _RETRY_S, _RETRY_S, _UNREAD, pod_uid)
-        elif before.at <= now:
+        elif before.at <= now:  # A pass with another cause does not lengthen the wait.
             delay = min(before.delay_s * 2, _RETRY_MAX_S)
             self._retries[path][knob] = _Retry(now + delay, delay, _UNREAD, pod_uid)
         if setting is None:
@@ -172,6 +174,7 @@ class StatusTable:
 
     def recheck(self, work: FileWrite, at: float) -> None:
         """Have the file checked again at ``at`` (monotonic seconds), though nothing was refused."""
+        # Without a text it forbids no write until then.
         self._retry(work, _Retry(at, _RETRY_S, "", work.target.pod_uid))
 
     def is_waiting(self, work: FileWrite) -> bool:

@@ -49,10 +49,12 @@ from state.setting_state import SettingState
 
 _LOG: Final = get_log("core_sched")
 _ROUNDS: Final = 8
+"""Readings of one sweep at most: threads start while cookies are assigned."""
 _AT_ONCE: Final = 16
 """New cookies that are created together: each needs a thread of ours until it is in the store and assigned."""
 _GAP_S: Final = 0.2
 _PRUNE_S: Final = 60.0
+"""Between two searches for cookies without threads, each of which reads every thread of the machine."""
 
 
 class _CookieTarget(NamedTuple):
@@ -97,7 +99,7 @@ class CoreSched(PeriodicActuator):
     # The interface of an auxiliary actuator
 
     def _concerns(self, situation: PlanSnapshot) -> bool:
-        return bool(situation.plan.cookies is not None or self._ours or self._unable or self._standings)
+        return bool(situation.plan.cookies is not None or self._ours or self._unable or self._statuses)
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Clear our cookies; from every thread of the machine, or from those of one pod."""
@@ -134,13 +136,13 @@ class CoreSched(PeriodicActuator):
     async def _sweep(self, situation: PlanSnapshot) -> None:
         plan = situation.plan.cookies
         if plan is None and not self._ours:
-            self._standings, self._unable, self._unrecorded, self._refused = {}, "", "", ""
+            self._statuses, self._unable, self._unrecorded, self._refused = {}, "", "", ""
             return
         why = unable(self._prctl)
         if why:
             if plan is not None and why != self._unable:
                 _LOG.warning("core scheduling is not available", reason=why)
-            self._standings, self._unable = {}, why if plan is not None else ""
+            self._statuses, self._unable = {}, why if plan is not None else ""
             return
         self._unable = ""
         try:
@@ -265,7 +267,7 @@ class CoreSched(PeriodicActuator):
         observed: Mapping[str, ObservedThreads],
         cookie_states: Mapping[str, _CookieState],
     ) -> None:
-        before, standings = self._standings, dict[str, dict[str, SettingStatus]]()
+        before, statuses = self._statuses, dict[str, dict[str, SettingStatus]]()
         for target in places:
             path, member = target.path, target.member
             if member is None or path not in cookie_states:
@@ -279,8 +281,8 @@ class CoreSched(PeriodicActuator):
                 earlier is None or earlier.wanted != member.group or earlier.state is SettingState.WOULD_WRITE
             ):
                 self._note("write", path, group=member.group, why=member.setting.reason, setting=member.setting)
-            standings[path] = {CORE_COOKIE: status}
-        self._standings = standings
+            statuses[path] = {CORE_COOKIE: status}
+        self._statuses = statuses
 
     def _state(
         self, target: _CookieTarget, observed: ObservedThreads, tally: tasks.ThreadTally, *, fresh: bool

@@ -56,6 +56,7 @@ class Prctl(Protocol):
 class RealPrctl:
     def __init__(self) -> None:
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
+        # Variadic in C, with arguments of unsigned long: ctypes would pass a number as an int.
         self._prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
 
     def get(self, tid: int) -> int:

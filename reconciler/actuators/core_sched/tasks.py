@@ -81,6 +81,7 @@ def current(
         for cookie in observed[path].threads.values() if path in observed else ():
             if ours.get(cookie) == group:
                 votes.setdefault(group, Counter())[cookie] += 1
+    # The smallest of equally frequent ones, so that each reading chooses the same.
     return {group: min(count, key=lambda cookie: (-count[cookie], cookie)) for group, count in votes.items()}
 
 
@@ -176,7 +177,9 @@ def refused(why: str) -> RestoreResult:
 
 
 _ROUNDS: Final = 5
+"""Readings of one restore: what is forked after one inherits the cookie, and is found by the next."""
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
+"""Errors of a group that was removed, before or after its file was opened."""
 
 
 class AssignResult(NamedTuple):

@@ -5,8 +5,8 @@ directory, so no component of the path is followed as a link and the file is ren
 (`reconciler.runtime.notefile`). A row of the ledger exists before the first write, so a restore removes the file also
 after a crash; the kubelet removes it with the pod.
 
-A file is written when its content changes, at most once a second, and again at intervals: by
-``validUntil`` its reader sees whether the daemon still runs.
+A file is written when its content changes, and again at intervals: by ``validUntil`` its reader sees whether the daemon
+still runs.
 """
 
 import os
@@ -43,7 +43,9 @@ SCHEMA: Final = 1
 VALID_S: Final = 180.0
 """A file is current for this long; a running daemon writes it three times as often."""
 _GAP_S: Final = 1.0
+"""From one sweep to the next, so that a file is written at most once in this time."""
 _FILE_S: Final = 2.0
+"""For one file: the file system of a volume may hang."""
 _LONGEST_REASON: Final = 400
 _ABSENT: Final = "none"
 _T = TypeVar("_T")
@@ -153,6 +155,7 @@ def remove(root: str, place: CapacityPlace) -> RestoreResult:
     try:
         place.note(root).remove()
     except NotADirectoryError:
+        # A component is a link or a file by now: the volume of our file is not there any more.
         outcome = RestoreOutcome.GONE
     except OSError as exc:
         outcome, detail = RestoreOutcome.REFUSED, errno_name(exc.errno)
@@ -178,6 +181,7 @@ class CapacityFiles(PeriodicActuator):
         self._rows = LedgerState(CODEC, context.ledger, context.store_lane)
         super().__init__(PeriodicWorker(self._sweep, _period_s, gap_s=_GAP_S), _relevant)
         self._threads = trio.CapacityLimiter(4)
+        """A thread that was abandoned in a hanging file system keeps its place here."""
         self._written: dict[CapacityPlace, tuple[PodCapacity, float]] = {}
         self._problems: dict[str, str] = {}
 
@@ -248,6 +252,7 @@ class CapacityFiles(PeriodicActuator):
 
     def _is_due(self, place: CapacityPlace, capacity: PodCapacity, now: float) -> bool:
         written = self._written.get(place)
+        # Also where the wall clock was set back.
         return written is None or written[0] != capacity or not 0 <= now - written[1] < VALID_S / 3
 
     async def _write(self, place: CapacityPlace, capacity: PodCapacity) -> None:

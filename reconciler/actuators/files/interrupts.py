@@ -1,12 +1,7 @@
-"""Confines interrupts to CPUs that no pod owns, and gives them their own places back. An auxiliary actuator.
+"""Confines interrupts to CPUs that no pod owns, and restores their own places. An auxiliary actuator.
 
-Object: an interrupt's number, with its actions (devices). The kernel keeps a place while devices come and go (an
-interface that is set down and up, a second device on a shared line); a number that was given to another device has that
-device's place. So it is another interrupt if both its actions and its place are.
-A place that is neither the original nor ours was chosen by another program (irqbalance): it remains, and this interrupt
-is not moved again while the daemon runs. Not so where all CPUs of our place went offline: the kernel then delivers it
-to every other CPU, and it is moved, or given its own place back, as before. What the kernel does not allow to move
-(EIO: it places queues itself) is counted and not tried again; it serves what its own CPU requested.
+Object: an interrupt's number, with its actions (devices). A place that is neither the original nor ours was chosen by
+another program (irqbalance): it remains, and this interrupt is not moved again while the daemon runs.
 
 **Cost**: one listing and one read of 3 us an interrupt, once a minute and when the owned CPUs change.
 
@@ -52,12 +47,12 @@ _RETRY: Final = 10
 """Sweeps of the same plan after which a refused move is tried again: each try writes rows of the store and of its
 history."""
 _MOST: Final = 8192
-"""Interrupts that are looked at, by number."""
+"""Interrupts that are read, by number."""
 _LONGEST: Final = 200
 """Characters of an interrupt's actions."""
 _SHOWN: Final = 16
 _FIXED: Final = frozenset({errno.EIO, errno.EPERM, errno.EOPNOTSUPP})
-"""The kernel places it itself, or its controller cannot move it."""
+"""The kernel places it itself (EIO: a queue, which serves what its own CPU requested), or no controller can move it."""
 
 
 class MovedInterrupt(Struct, frozen=True, kw_only=True):
@@ -129,7 +124,11 @@ class InterruptFiles:
         return replace(place, ours=(*place.ours, str(now))) if is_kernels(now, place, online) else place
 
     def is_same(self, row: LedgerEntry) -> bool:
-        """Whether it is the moved interrupt: it serves the same device, or still has a place of ours."""
+        """Whether it is the moved interrupt: it serves the same device, or still has a place of ours.
+
+        The kernel keeps a place while devices are added and removed (an interface that is set down and up, a second
+        device on a shared line); a number that was given to another device has that device's place.
+        """
         number, _, device = row.path.partition(" ")
         try:
             return self.device(int(number)) == device or str(self.cpus(int(number))) in row.ours
@@ -171,7 +170,7 @@ def undo(access: InterruptFiles, state: InterruptRows) -> tuple[list[RestoreResu
 
 
 class _Sweep(Struct):
-    """What one look at all interrupts found. ``moves``: by number, to be written."""
+    """One comparison of all interrupts. ``moves``: by number, to be written."""
 
     moves: dict[int, tuple[MovedInterrupt, CpuSet]] = {}
     back: dict[int, MovedInterrupt] = {}
@@ -195,15 +194,15 @@ class InterruptPlaces(PeriodicActuator):
         self._plan: InterruptPlan | None = None
         self._sweeps = 0
         """Of this plan."""
-        self._kept: dict[int, str] = {}
+        self._not_restored: dict[int, str] = {}
         """Interrupts whose originals were refused, with the reason."""
         self._failure = ""
         self._would = 0
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
-        """Give all of them their places back; none belongs to a pod."""
+        """Restore the places of all; none belongs to a pod."""
         async with self._worker.restoring():
-            return await self._give_back(self._rows.now.by_number) if only is None else ()
+            return await self._restore(self._rows.now.by_number) if only is None else ()
 
     def status(self) -> Mapping[str, object]:
         moved = {n: place for n, place in self._rows.now.by_number.items() if n not in self._refused}
@@ -213,7 +212,7 @@ class InterruptPlaces(PeriodicActuator):
             "placed_by_kernel": len(self._fixed),
             "placed_by_others": len(self._foreign),
             "refused": len(self._refused),
-            "not_restored": len(self._kept),
+            "not_restored": len(self._not_restored),
             "first": {
                 str(number): {"device": place.device, "original": place.original, "now": place.ours[-1]}
                 for number, place in sorted(moved.items())[:_SHOWN]
@@ -226,7 +225,7 @@ class InterruptPlaces(PeriodicActuator):
         for items, text in (
             (self._foreign, "placed by another program (irqbalance?), such as {} on CPU {}; unchanged"),
             (self._refused, "not moved, such as {}: {}"),
-            (self._kept, "not given back, such as {}: {}"),
+            (self._not_restored, "not given back, such as {}: {}"),
         ):
             if items:
                 found.append(f"{plural(len(items), 'interrupt')} {text.format(*min(items.items()))}")
@@ -236,7 +235,7 @@ class InterruptPlaces(PeriodicActuator):
         plan = situation.plan.interrupts or InterruptPlan()
         held = holding(situation.holds, path=MACHINE, knob=INTERRUPTS, pod_uid=None) is not None
         topology = situation.view.topology
-        self._kept, self._failure, self._would = {}, "", 0
+        self._not_restored, self._failure, self._would = {}, "", 0
         self._sweeps = self._sweeps + 1 if plan == self._plan else 0
         self._plan = plan
         if self._sweeps % _RETRY == 0:
@@ -245,7 +244,7 @@ class InterruptPlaces(PeriodicActuator):
             self._foreign.clear()
             self._fixed.clear()
         try:
-            seen = await self._worker.work(partial(self._look, plan, topology))
+            seen = await self._worker.work(partial(self._compare_all, plan, topology))
         except OSError as exc:
             self._failure = f"/proc/irq: {errno_name(exc.errno)}"
             return
@@ -258,7 +257,7 @@ class InterruptPlaces(PeriodicActuator):
         if plan.dry_run or not situation.enforce:
             self._would = len(seen.moves)
             return
-        await self._give_back(seen.back)
+        await self._restore(seen.back)
         if seen.moves and await self._save(
             {**self._rows.now.by_number, **{number: place for number, (place, _) in seen.moves.items()}}, "gone"
         ):
@@ -267,7 +266,7 @@ class InterruptPlaces(PeriodicActuator):
                 kept = {n: p for n, p in self._rows.now.by_number.items() if n not in others}
                 await self._save(kept | {n: p for n, p in others.items() if p is not None}, "gone")
 
-    def _look(self, plan: InterruptPlan, topology: Topology) -> _Sweep:
+    def _compare_all(self, plan: InterruptPlan, topology: Topology) -> _Sweep:
         """In the thread. Errors: `OSError` if they cannot be listed; one that cannot be read is left out."""
         seen, known = _Sweep(), self._rows.now.by_number
         numbers = self._access.numbers() if plan.avoid else sorted(known)
@@ -276,18 +275,19 @@ class InterruptPlaces(PeriodicActuator):
             if number in seen.gone or number in self._fixed or number in self._foreign or number in self._refused:
                 continue
             with suppress(OSError, ValueError):
-                self._look_at(number, plan, topology, seen)
+                self._compare(number, plan, topology, seen)
         return seen
 
-    def _look_at(self, number: int, plan: InterruptPlan, topology: Topology, seen: _Sweep) -> None:
+    def _compare(self, number: int, plan: InterruptPlan, topology: Topology, seen: _Sweep) -> None:
         now, before = self._access.cpus(number), self._rows.now.by_number.get(number)
         if before is None and not now & plan.avoid:
             return
         device = self._access.device(number)
         if before is not None and device != before.device and str(now) not in before.ours:
-            seen.gone.add(number)  # its place went with the old device
+            seen.gone.add(number)  # the number was given to another device
             before = None
         if before is not None and str(now) not in before.ours and not is_kernels(now, before, topology.online):
+            # The original, where no place of ours was read yet: a kill came between the row and the write.
             if number in self._confirmed or str(now) != before.original:
                 seen.foreign[number] = str(now)
                 return
@@ -333,14 +333,14 @@ class InterruptPlaces(PeriodicActuator):
                 others[number] = None if str(now) == place.original else _older(place)
         return others
 
-    async def _give_back(self, chosen: Mapping[int, MovedInterrupt]) -> list[RestoreResult]:
+    async def _restore(self, chosen: Mapping[int, MovedInterrupt]) -> list[RestoreResult]:
         if not chosen:
             return []
         results, failed = await self._worker.work(partial(undo, self._access, InterruptRows(by_number=chosen)))
         finished = chosen.keys() - failed.by_number.keys()
         self._confirmed -= finished
         reasons = {result.path: result.detail for result in results}
-        self._kept |= {number: reasons[_row(number, place).path] for number, place in failed.by_number.items()}
+        self._not_restored |= {number: reasons[_row(number, place).path] for number, place in failed.by_number.items()}
         left = {number: place for number, place in self._rows.now.by_number.items() if number not in finished}
         if not await self._save(left, "restored"):
             return [replace(result, undo=RestoreOutcome.REFUSED, detail=self._failure) for result in results]
@@ -349,7 +349,7 @@ class InterruptPlaces(PeriodicActuator):
     def _next_s(self, situation: PlanSnapshot) -> float | None:
         """A period also while an original waits for its place (its CPU may be offline), or after a failure."""
         plan = situation.plan.interrupts
-        return _PERIOD_S if self._kept or self._failure or (plan is not None and plan.avoid) else None
+        return _PERIOD_S if self._not_restored or self._failure or (plan is not None and plan.avoid) else None
 
     async def _save(self, places: Mapping[int, MovedInterrupt], dropped: str) -> bool:
         try:

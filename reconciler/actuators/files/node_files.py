@@ -174,12 +174,12 @@ class NodeFiles(PeriodicActuator):
 
     def status(self) -> Mapping[str, object]:
         """Current, original and wanted values by name; counts."""
-        changed, standings = self._changed, self._standings.get(MACHINE, {})
+        changed, statuses = self._changed, self._statuses.get(MACHINE, {})
         values = {
             name: {
                 "now": value if isinstance(value, int) else None,
                 "original": changed[name].original if name in changed else None,
-                "wanted": status.setting.value if (status := standings.get(name)) is not None else None,
+                "wanted": status.setting.value if (status := statuses.get(name)) is not None else None,
                 "state": status.state if status is not None else None,
                 "detail": status.detail if status is not None else "",
             }
@@ -191,7 +191,7 @@ class NodeFiles(PeriodicActuator):
         """The wanted values that are not in place, with the reason."""
         return [
             f"{name}: {status.detail}"
-            for name, status in sorted(self._standings.get(MACHINE, {}).items())
+            for name, status in sorted(self._statuses.get(MACHINE, {}).items())
             if status.state.is_failing() or status.state.is_absent() or status.state is SettingState.YIELDED
         ]
 
@@ -221,7 +221,7 @@ class NodeFiles(PeriodicActuator):
             statuses[name] = SettingStatus(setting, state, str(setting.value), actual, detail, time.time())
             if state in _COUNTED:
                 self.counts[state] += 1
-        self._standings = {MACHINE: statuses} if statuses else {}
+        self._statuses = {MACHINE: statuses} if statuses else {}
 
     async def _set(self, setting: Setting, wanted: FileTarget, *, held: bool, dry: bool) -> tuple[SettingState, str]:
         """Bring one file to its value; returns its state, with the reason."""

@@ -1,9 +1,8 @@
 """Reads the memory of BE containers, and reclaims requested amounts from them, one bounded action at a time.
 
 Reading takes a few small files per container, in the event loop. Actions run in one thread: never two at once, for one
-container or for two. An action on cgroup v2 is split into chunks, and can be cancelled between two of them;
-``force_empty`` on v1 is one call, 0.1 s for a full cache, which only a signal would end. Reclaimed memory needs no
-restore; the amount is counted. `reconciler.control.reclaim_loop` decides the actions.
+container or for two. Reclaimed memory needs no restore; the amount is counted. `reconciler.control.reclaim_loop`
+decides the actions.
 
 Source: kernel documentation admin-guide/cgroup-v2 (memory.reclaim, 5.19: EAGAIN is "less than requested"; from 6.9 on
 with ``swappiness=0``, which limits the reclaim to page cache) and cgroup-v1/memory (force_empty).
@@ -36,7 +35,9 @@ _LOG: Final = get_log("memory_reclaim")
 _KNOB: Final = "memory.reclaim"
 _CACHE_ONLY: Final = " swappiness=0"
 _CHUNK: Final = 16 << 20
+"""Bytes of one write: an action on cgroup v2 can be cancelled between two."""
 _SLICE_S: Final = 0.001
+"""Of reading in the event loop, between two checkpoints."""
 _HISTORY: Final = 50
 _LACKING: Final = "this kernel has no memory.reclaim (from Linux 5.19 on)"
 
@@ -146,7 +147,7 @@ class ReclaimActuator:
         if dry_run:
             self._record(ReclaimResult(action, time.time(), 0.0, None, "would reclaim"))
             return
-        cancelled: list[bool] = []
+        cancelled: list[bool] = []  # the thread sees what is appended
         started = self._clock()
         try:
             # The thread is abandoned when cancelled: it then ends at its next chunk.
@@ -183,6 +184,7 @@ class ReclaimActuator:
     def _reclaim_chunks(self, directory: str, action: ReclaimAction, cancelled: Sequence[bool]) -> str:
         """Errors: `OSError` as the kernel returns it, except EAGAIN (less than requested)."""
         if self.version == 1:
+            # One call, 0.1 s for a full cache, which only a signal would end.
             self._files.write(directory, "memory.force_empty", "1")
             return "reclaimed"
         left = action.want_bytes

@@ -2,9 +2,8 @@
 
 The kind of an interface's root qdisc is in the store before our tree replaces it; only a root that the kernel installed
 as its default is replaced, because the kernel reinstalls that one by itself. Our tree is identified by its handle
-(``4250:``), so it is found and removed also when the store is lost. Packets redirected to a removed device are dropped:
-so filters are removed first, then their device. `actuators.network.pod_ceiling` does the same for pods with a network
-namespace of their own. The rates are set by `reconciler.control.network_loop`.
+(``4250:``), so it is found and removed also when the store is lost. `actuators.network.pod_ceiling` does the same for
+pods with a network namespace of their own. The rates are set by `reconciler.control.network_loop`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -148,6 +147,7 @@ def undo_pods(pods: PodTc, state: NetworkState, only: str | None = None) -> tupl
             unrecorded = {}
             if recorded.ifb and not chosen:
                 done.append(restore_result(direction.device, DEVICE, RestoreOutcome.REFUSED, str(exc)))
+        # A filter of ours that a lost store does not contain was created with its qdisc.
         chosen |= {name: Redirect(index=index, pod_uid="", owns_qdisc=True) for name, index in unrecorded.items()}
     done += [release(pods, name, redirect) for name, redirect in sorted(chosen.items())]
     refused = {result.path for result in done if not result.ok}
@@ -155,6 +155,7 @@ def undo_pods(pods: PodTc, state: NetworkState, only: str | None = None) -> tupl
         name: redirect for name, redirect in recorded.redirects.items() if name not in chosen or name in refused
     }
     left = replace(recorded, redirects=remaining)
+    # The device last, and only without any filter: packets redirected to a removed device are dropped.
     if only is None and not refused:
         try:
             if pods.unmake():
@@ -174,7 +175,7 @@ def release(pods: PodTc, name: str, redirect: Redirect) -> RestoreResult:
         if device is None or device.index != redirect.index:
             return restore_result(name, file, RestoreOutcome.GONE)
         entry = pods.filters_of([redirect.index])[redirect.index]
-        pods.release(redirect.index, all_of_it=redirect.owns_qdisc)
+        pods.release(redirect.index, with_qdisc=redirect.owns_qdisc)
     except SourceError as exc:
         return restore_result(name, file, RestoreOutcome.REFUSED, str(exc))
     return restore_result(name, file, RestoreOutcome.ALREADY if entry.redirects_to is None else RestoreOutcome.RESTORED)

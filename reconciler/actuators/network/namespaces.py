@@ -1,8 +1,6 @@
 """The network namespace of each pod's processes, as open files. Synchronous; for a thread.
 
-The sandbox's process is first: it never changes its namespace, while a container's process may have entered one that
-is not its pod's. A process id may be reused before its namespace is opened, so the process must still be in the pod's
-groups afterwards. Nothing is read from inside a pod: no file there is trusted.
+Nothing is read from inside a pod: no file there is trusted.
 
 Source: network_namespaces(7), namespaces(7).
 """
@@ -73,13 +71,15 @@ class RealNetworkNamespaces:
 
     def _spaces(self, pod: Pod) -> Iterator[NetworkNamespace]:
         # Before runc has finished a container its process may not have entered the pod's namespace yet.
-        there = [container for container in pod.containers if container.phase is Phase.SETTLED]
-        for item in sorted(there, key=lambda container: container.kind is not ContainerKind.SANDBOX):
+        settled = [container for container in pod.containers if container.phase is Phase.SETTLED]
+        # The sandbox's process never changes its namespace; a container's may have entered one that is not its pod's.
+        for item in sorted(settled, key=lambda container: container.kind is not ContainerKind.SANDBOX):
             for pid in self._processes.of_group(item.group.path)[:_TRIED]:
                 try:
                     file = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
                 except OSError:
                     continue
                 self._open.append(file)
+                # The process id may have been reused before the namespace was opened.
                 if pid in self._processes.of_group(item.group.path):
                     yield NetworkNamespace(os.fstat(file).st_ino, file)

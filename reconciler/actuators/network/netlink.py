@@ -62,6 +62,7 @@ _BYTES: Final = struct.Struct("=16xQQ")
 _UP: Final = 1
 _BUFFER: Final = 1 << 16
 _WAIT_S: Final = 5.0
+"""For one answer of the kernel."""
 
 
 class Link(Struct, frozen=True, kw_only=True):
@@ -135,8 +136,8 @@ class Links:
         far = next(self._links(_REQUEST, there), None)
         return None if here is None or far is None or far.kind != "veth" else far.received - here.sent
 
-    def _links(self, flags: int, question: bytes) -> Iterator[Link]:
-        for body in self._request(_GET_LINK, flags, question, _NEW_LINK):
+    def _links(self, flags: int, request: bytes) -> Iterator[Link]:
+        for body in self._request(_GET_LINK, flags, request, _NEW_LINK):
             try:
                 yield _link(body)
             except struct.error as exc:
@@ -184,11 +185,12 @@ class Links:
                     length, kind, _, _, _ = _HEADER.unpack_from(received, at)
                     if kind == _DONE:
                         return
-                    if kind == _ERROR:
+                    if kind == _ERROR:  # of number 0: an acknowledgement
                         _raise_error(received[at + _HEADER.size :])
                     if kind == answer:
                         yield received[at + _HEADER.size : at + length]
-                    at += max(_HEADER.size, length + 3 & ~3)
+                    at += max(_HEADER.size, length + 3 & ~3)  # a length of 0 would never end
+                # Only a dump has further messages, up to the one that ends it.
                 if flags & _DUMP != _DUMP:
                     return
         except OSError as exc:

@@ -2,9 +2,8 @@
 
 One instance for the packets that they send, one for those that they receive.
 
-A reading finds each BE pod's veth devices and the filters on them. The due steps are derived from it
-(`decide`), and are in the store before they are done. A reading is made when pods start and end; redirects in place are
-read again only every `FULL_READ_S`. A pod that ends removes its veth pair, and all filters on it.
+A reading finds each BE pod's veth devices and the filters on them. The due steps are derived from it (`decide`), and
+are in the store before they are done.
 
 A pod is limited only if no other party is affected: not in a namespace that an online pod uses too; not with another
 program's filter on its veth device; not under an operator's hold. What is not determined yet remains unchanged.
@@ -40,7 +39,9 @@ _HOST: Final = {
 }
 _LOG: Final = get_log("pod_ceiling")
 FULL_READ_S: Final = 30.0
+"""Redirects in place are read again this often. A reading for pods that start and end leaves them out."""
 _RETRY_S: Final = 2.0
+"""To the next reading where one failed, or a pod's namespace was not determined yet."""
 _BYPASS_BYTES: Final = 1 << 20
 """Bytes of a pod none of which our filter counted: more than can be in transit between two counts."""
 
@@ -124,6 +125,7 @@ def decide(
             }
             due |= missing
             states[uid] = _state(place, links, silent, missing=bool(missing))
+    # The pod's end has removed its veth pair, and all filters on it.
     gone = frozenset(name for name in redirects if name not in links.present and name not in due)
     releases = {
         name: redirect
@@ -139,7 +141,7 @@ def _new_redirect(
     """The record for a veth device before its packets are redirected; None: they are redirected already."""
     entry, earlier = links.filters[veth.index], redirects.get(veth.name)
     if earlier is not None and earlier.index != veth.index:
-        earlier = None
+        earlier = None  # of a removed device of this name
     target = links.ifb.index if links.ifb is not None and links.ifb.complete else None
     if (
         earlier is not None
@@ -210,7 +212,7 @@ class PodCeiling:
         turns: PeriodicWorker,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.standings: dict[str, dict[str, SettingStatus]] = {}
+        self.statuses: dict[str, dict[str, SettingStatus]] = {}
         """By the path of a pod's group, then knob."""
         self.in_host = 0
         """BE pods in the host's network, at the last reading."""
@@ -243,7 +245,7 @@ class PodCeiling:
         await self._rows.save(self._rows.now.with_(self.direction, mine))
 
     @property
-    def statuses(self) -> bool:
+    def has_redirects(self) -> bool:
         return bool(self.cables) and self._ifb is not None
 
     async def bring(
@@ -298,7 +300,7 @@ class PodCeiling:
         if full:
             self._next_full_read = self._clock() + (_RETRY_S if problem else FULL_READ_S)
         self._next_read = min(self._next_full_read, self._clock() + _RETRY_S) if waits else self._next_full_read
-        self.standings = {
+        self.statuses = {
             view[uid].group.path: {
                 self.direction.knob: _status(view[uid], self.direction, *_state_after(state, message, uid, done), by)
             }
@@ -307,7 +309,7 @@ class PodCeiling:
 
     async def end(self) -> None:
         """The feature is off: remove everything."""
-        self.standings, self.in_host = {}, 0
+        self.statuses, self.in_host = {}, 0
         self.forget_rates()
         if not self._mine:
             self.problem = ""
@@ -317,7 +319,7 @@ class PodCeiling:
         await self._rows.save(left, dropped="restored")
 
     def forget_rates(self) -> None:
-        """Our IFB no longer exists or new: drop the cached state, so that the next round reads again."""
+        """Our IFB no longer exists or is new: drop the cached state, so that the next round reads again."""
         self._ifb, self._rate, self._pods, self._next_read, self._next_full_read = None, None, None, 0.0, 0.0
         self._counted.clear()
 

@@ -3,9 +3,8 @@
 pyroute2 is imported by the first call: 100 ms and 25 MB that a node without this feature does not pay. Each call opens
 a netlink socket, uses and closes it (1.5-2.6 ms).
 
-The classifier is a BPF program of two instructions: it returns the class id of the sending socket's cgroup, and cls_bpf
-uses a return value other than 0 as the class. Source: bpf(2), bpf-helpers(7) on bpf_get_cgroup_classid (4.3),
-tc-htb(8); measured on 6.18, where cls_cgroup is not built.
+Source: bpf(2), bpf-helpers(7) on bpf_get_cgroup_classid (4.3), tc-htb(8); measured on 6.18, where cls_cgroup is not
+built.
 """
 
 import ctypes
@@ -25,10 +24,11 @@ from state.network import BE_CLASS, HANDLE, ONLINE_CLASS, Direction
 
 FILE: Final = "root qdisc"
 _TREE: Final = HANDLE | 0x1
-_GATHERS: Final = frozenset(direction.device for direction in Direction)
+_IFBS: Final = frozenset(direction.device for direction in Direction)
 _ROOT: Final = 0xFFFF_FFFF
 ALL_PROTOCOLS: Final = 0x0003
 _BPF: Final = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
+"""The number of the system call bpf(2), by the machine."""
 _PROG_LOAD: Final = 5
 _SCHED_CLS: Final = 3
 _CALL: Final = 0x85
@@ -129,7 +129,7 @@ class RealTc:
             qdiscs = {
                 entry.get_attr("IFLA_IFNAME"): self._root(link, entry["index"])
                 for entry in link.get_links()
-                if entry["index"] in ours and entry.get_attr("IFLA_IFNAME") not in _GATHERS
+                if entry["index"] in ours and entry.get_attr("IFLA_IFNAME") not in _IFBS
             }
             return {name: root for name, root in qdiscs.items() if root is not None and root.ours}
 
@@ -240,7 +240,7 @@ def _shape(rates: ClassRates) -> tuple[tuple[int, int, int, int, int], ...]:
 
     Of each its handle, parent, rate, ceiling and priority.
     """
-    online = max(1_000, rates.link - rates.floor)
+    online = max(1_000, rates.link - rates.floor)  # HTB refuses a rate of 0
     return (
         (_TREE, HANDLE, rates.link, rates.link, 0),
         (ONLINE_CLASS, _TREE, online, rates.link, 0),
@@ -255,7 +255,11 @@ def _classes(link: Any, index: int, rates: ClassRates, command: str) -> None:
 
 
 def load_classifier() -> int:
-    """Load the classifier; as `load_program`."""
+    """Load the classifier; as `load_program`.
+
+    Two instructions: it returns the class id of the sending socket's cgroup, and cls_bpf uses a return value other than
+    0 as the class.
+    """
     return load_program(struct.pack("<BBhiBBhi", _CALL, 0, 0, _GET_CGROUP_CLASSID, _EXIT, 0, 0, 0))
 
 
@@ -266,6 +270,7 @@ def load_program(code: bytes) -> int:
         raise SourceError(NAME, f"no bpf system call number for {platform.machine()}")
     program, license_ = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"Apache-2.0")
     head = struct.pack("=IIQQ", _SCHED_CLS, len(code) // 8, ctypes.addressof(program), ctypes.addressof(license_))
+    # The kernel takes a longer structure than it knows, if the rest is 0.
     attributes = ctypes.create_string_buffer(head.ljust(128, b"\0"), 128)
     libc = ctypes.CDLL(None, use_errno=True)
     opened = int(libc.syscall(number, _PROG_LOAD, attributes, len(attributes)))

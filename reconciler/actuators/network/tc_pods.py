@@ -1,29 +1,15 @@
 """Kernel calls for pods with a network namespace of their own: their veth devices, and redirecting their packets.
 
 A pod's outgoing packets are *ingress* at the host's end of its veth pair, where they cannot be queued. A filter there
-redirects them to an IFB of ours, whose HTB queues them and which then returns them to the device they came from. Each
-veth device has a class there, and the classes take turns, so that a pod gets no larger share by more connections. The
-packets keep their socket meanwhile (from Linux 4.19 on), so the sender is slowed down and no packet is dropped.
+redirects them to an IFB of ours, whose HTB queues them and which then returns them to the device they came from.
+Packets to a pod are *egress* there, and are redirected to a second IFB in the same way. Each veth device has a class in
+the IFB, and the classes take turns, so that a pod gets no larger share by more connections.
 
-Packets to a pod are *egress* there, and are redirected to a second IFB in the same way. It returns them to the device
-with a mark that has our filter pass them (``tc_skip_classify``), and the device's own root qdisc still applies: that of
-another program (the bandwidth CNI plug-in's tbf) remains in force. No sender here is slowed down by a queue, so each
-class queues bytes, not packets: the packets that a network card has merged are of up to 64 kB each. The alternatives:
-a qdisc at the root of each veth device has no bound in common and replaces that of others; ``police`` has one (by its
-index) but drops all bursts, and is a module that this kind of filter does not otherwise need; filters by address at the
-interface see no address behind an overlay, and every packet of online pods.
-
-The veth device of a pod is found from outside: the kernel numbers the namespaces that ours has devices into
-(RTM_GETNSID), and reports for each veth device the number of its peer's. No pod's namespace is entered.
-
-A filter is identified as ours by its preference and kind. The handle of an ingress qdisc is fixed by the kernel, so the
-caller records whether it was created with our filter. Another program's filter would never see the packets that ours
-redirects, nor ours those that it takes: so the two are never installed on one side of a device. Received packets are
-not redirected next to one on the other side, either: such a data path may hand them past the device
-(``bpf_redirect_peer``), which only the counters of the pod's end show (`Links.handed_past`).
+Another program's filter would never see the packets that ours redirects, nor ours those that it takes: so the two are
+never installed on one side of a device. No pod's namespace is entered.
 
 Source: tc-mirred(8), tc-u32(8), tc-htb(8), tc-bfifo(8), drivers/net/ifb.c, net/sched/act_api.c,
-net/core/net_namespace.c (Linux 4.0); clsact came with 4.5, before it there is ``ingress``.
+net/core/net_namespace.c (Linux 4.0).
 """
 
 import errno
@@ -51,7 +37,8 @@ _FILTER_PARENT: Final = {
     Direction.SENT: {"clsact": 0xFFFF_FFF2, "ingress": 0xFFFF_0000},
     Direction.RECEIVED: {"clsact": 0xFFFF_FFF3},
 }
-"""Parent of the filters of one direction, by the kind of qdisc."""
+"""Parent of the filters of one direction, by the kind of qdisc. clsact came with Linux 4.5; before it there is ingress.
+"""
 _ALL: Final = HANDLE | 0x1
 _FIRST: Final = HANDLE | 0x100
 """Class of slot 0, which is never used."""
@@ -59,6 +46,7 @@ _TABLE: Final = 0x8000_0000
 SLOTS: Final = 0xFFF
 """The highest slot: the limit of u32 filter numbers."""
 _MIN_RATE: Final = 1_000
+"""Bytes per second; HTB refuses 0."""
 _MAX_RATE: Final = 125_000_000_000
 """Bytes per second, more than any link speed that the configuration accepts."""
 _QUEUE_PACKETS: Final = 1000
@@ -132,8 +120,12 @@ class PodTc(Protocol):
     def remove_class(self, ifb: int, slot: int) -> None:
         """Remove a veth device's class from our IFB. No error without one."""
 
-    def release(self, index: int, *, all_of_it: bool) -> None:
-        """Remove our filter; ``all_of_it``: and its qdisc, unless another program uses that. No error without one."""
+    def release(self, index: int, *, with_qdisc: bool) -> None:
+        """Remove our filter; ``with_qdisc``: and its qdisc, unless another program uses that. No error without one.
+
+        The kernel fixes the handle of an ingress qdisc, so only the caller knows whether it was created with our
+        filter.
+        """
 
     def redirected(self) -> dict[str, int]:
         """All devices with a filter of ours, name to index."""
@@ -156,6 +148,17 @@ class PodTc(Protocol):
 
 @final
 class RealPodTc:
+    """`PodTc`, by redirects to IFBs.
+
+    The alternatives: a qdisc at the root of each veth device has no bound in common and replaces that of others;
+    ``police`` has one (by its index) but drops all bursts, and is a module that this kind of filter does not otherwise
+    need; filters by address at the interface see no address behind an overlay, and every packet of online pods.
+
+    An IFB returns received packets to the device with a mark that has our filter pass them (``tc_skip_classify``), and
+    the device's own root qdisc still applies: that of another program (the bandwidth CNI plug-in's tbf) remains in
+    force.
+    """
+
     def __init__(
         self,
         direction: Direction = Direction.SENT,
@@ -173,6 +176,8 @@ class RealPodTc:
         if not spaces:
             return {}
         with self._links() as links:
+            # The kernel numbers the namespaces that ours has devices into (RTM_GETNSID), and reports the number of its
+            # peer's for each veth device.
             numbers = {name: links.namespace_id(file) for name, file in spaces.items()}
             ends: dict[int, list[Link]] = {}
             for link in links.all():
@@ -208,6 +213,9 @@ class RealPodTc:
     def redirect(self, veth: str, index: int, ifb: int, slot: int, most: int) -> None:
         with connected(self._connect, veth) as link, self._links() as links:
             _class(link, ifb, _FIRST + slot, "replace-class")
+            # Packets that a pod sends keep their socket in the queue (from Linux 4.19 on): their sender is slowed down,
+            # and none is dropped. No sender is slowed down by a queue of received ones. It counts bytes, not packets:
+            # those that a network card has merged are of up to 64 kB each.
             if self.direction is Direction.RECEIVED:
                 links.queue(ifb, _FIRST + slot, queue_bytes(most))
             # If u32 cannot match the input device (CONFIG_NET_CLS_IND), all share the default class.
@@ -225,6 +233,7 @@ class RealPodTc:
                 missing = " and no ".join(self._parents)
                 raise SourceError(NAME, f"{veth}: this kernel has no {missing} (CONFIG_NET_SCH_INGRESS)")
             if present.redirects_to is not None:
+                # It redirects to a device that was removed, or is not our IFB any more.
                 self._remove_filter(link, index, kind)
             with _requires(errno.ENOENT, "no u32 or no mirred (CONFIG_NET_CLS_U32, CONFIG_NET_ACT_MIRRED)"):
                 link.tc(
@@ -241,6 +250,7 @@ class RealPodTc:
 
     def remove_class(self, ifb: int, slot: int) -> None:
         with connected(self._connect, self._device) as link:
+            # The filter first: the kernel removes no class that one refers to (EBUSY).
             present = {entry["handle"] for entry in link.get_filters(index=ifb, parent=HANDLE)}
             if _TABLE | slot in present:
                 options = {"parent": HANDLE, "prio": PREFERENCE, "protocol": ALL_PROTOCOLS, "target": 0}
@@ -248,12 +258,12 @@ class RealPodTc:
             if _FIRST + slot in {entry["handle"] for entry in link.get_classes(index=ifb)}:
                 _class(link, ifb, _FIRST + slot, "del-class")
 
-    def release(self, index: int, *, all_of_it: bool) -> None:
+    def release(self, index: int, *, with_qdisc: bool) -> None:
         with connected(self._connect, str(index)) as link:
             present = self._filters(link, index, _ingress_qdiscs(link).get(index, ""))
             if present.redirects_to is not None:
                 self._remove_filter(link, index, present.kind)
-            if all_of_it and present.kind and not present.foreign and not present.other_side:
+            if with_qdisc and present.kind and not present.foreign and not present.other_side:
                 link.tc("del", present.kind, index)
 
     def redirected(self) -> dict[str, int]:
@@ -324,6 +334,8 @@ class RealPodTc:
                 redirects_to, passed = action
         other_parent = _FILTER_PARENT[self.direction.other].get(kind)
         others = list(link.get_filters(index=index, parent=other_parent)) if other_parent is not None else []
+        # The data path of a program that takes sent packets may hand received ones past the device
+        # (``bpf_redirect_peer``), which only the counters of the pod's end show (`Links.handed_past`).
         if self.direction is Direction.RECEIVED and not foreign:
             foreign = next(
                 (
@@ -352,7 +364,7 @@ def queue_bytes(most: int) -> int:
 
 
 def _foreign(entry: Any, direction: Direction) -> str:
-    """A filter of another program, as text; empty: it is ours."""
+    """A filter of another program, as text; empty: it is ours, by its preference and kind."""
     preference, kind = entry["info"] >> 16, entry.get_attr("TCA_KIND")
     ours = preference == direction.preference and kind == "u32"
     return "" if ours else f"a filter of another program ({kind}, pref {preference})"

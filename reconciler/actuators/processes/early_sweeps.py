@@ -1,7 +1,7 @@
 """When new containers are read again: processes may enter one later than it was complete, without an event.
 
-Each new container has the same few sweeps before it, counted from its own first moment; with the last one it is as any
-other. Times are of trio's clock, in seconds.
+Each new container has the same few early sweeps, counted from its own first moment; after them only the periodic ones.
+Times are of trio's clock, in seconds.
 """
 
 import math
@@ -26,7 +26,7 @@ class EarlySweeps:
         due: dict[str, tuple[float, ...]] = {}
         for group, needed in complete.items():
             if group in self._known:
-                # Those that no longer exist are left out: they may come faster than their sweeps end.
+                # Containers that no longer exist are left out: others may start faster than the sweeps of these end.
                 due[group.path] = self._due.get(group.path, ())
             elif needed:
                 due[group.path] = tuple(now + after_s for after_s in self._after_s)

@@ -2,16 +2,10 @@
 
 A container in creation: its init, at the runtime's signal and so before the exec of its program (the fast path), once
 its row is durable; every process of it inherits the class. Running ones: all threads, by the sweep, which also finds
-exec probes: their first process is the runtime's child. SCHED_BATCH, which needs no privilege and has the weight of the
-usual policy, does not count as a choice: such a thread gets the class, too. A thread with a real-time policy was
-given it on purpose, by its program or by a person: it is left and counted, and so is one that was in the idle class
-before us.
+exec probes: their first process is the runtime's child. Threads with a real-time policy, or in the idle class before,
+are left and counted.
 
-Processes that fork a child and exit, again and again, may each exit before they are written: threads are also set as
-they are listed, until none is found. What they fork then inherits the class.
-
-The original of every other thread is "other", and what is forked below an idle one inherits that; the policy of threads
-of SCHED_BATCH is restored for as many as have a row. Source: sched(7).
+Source: sched(7).
 """
 
 import errno
@@ -54,9 +48,14 @@ _KIND: Final = ProcessValueKind(
     part=attrgetter("idle_threads"),
     text=policy_text,
     parse=policy_number,
+    # Of every thread without a row, those included that are forked below an idle one.
     original=lambda _: OTHER,
+    # A real-time policy was set on purpose, by its program or by a person.
     pinned=lambda policy: policy not in {*USUAL, IDLE},
+    # SCHED_BATCH needs no privilege and has the usual weight: not a choice that keeps a thread out. It is restored for
+    # as many threads as have a row.
     unrecorded=frozenset({BATCH}),
+    # Processes that fork a child and exit, again and again, may each exit before a round writes them.
     at_once=USUAL,
     early_s=_EARLY_S,
 )
@@ -114,6 +113,7 @@ class IdleThreads(ProcessValueActuator):
         """The containers that the runtime had finished by the last reconciliation; None before the first."""
         self._prepare_soon = WakeUp()
         self._unused: set[str] = set()
+        """Paths of containers whose init has no value of ours: it has exited, or has a policy of its own."""
 
     def planned(self, situation: PlanSnapshot) -> None:
         """A reconciliation is over: the containers in creation are prepared, by a task of its own."""

@@ -5,14 +5,7 @@ else are swept, periodically all of them, as ``exec`` starts processes in a cont
 including those of groups that the container has made below its own, compare, write, and repeat until nothing differs.
 A child has its parent's value, so most members never need a write and have no original of their own: each container has
 one original, and each member with another value has its own recorded (it is odd). Both are in the store before the
-first write. A restore leaves values that are not ours unchanged.
-
-Members may exist for less time than such a round takes, each forked by the one before. So where a round has found a
-member to write, the others are set as they are listed (`ProcessValueKind.at_once`), until listings find none: what
-a set member forks inherits the value.
-
-A member is known by its id and start time: the kernel gives ids away again. What a container can cost is bounded: in
-members that are read in one sweep (the other containers are first in the next), in listings, and in odd ones.
+first write. A restore leaves values that are not ours unchanged. What a container can cost is bounded.
 
 Longer than other modules because a sweep and its undoing are read together: both rest on the same two kinds of
 originals, a container's and an odd member's, and on the order in which these become durable.
@@ -91,6 +84,7 @@ class MemberAccess(Protocol):
 class MembersSeen(NamedTuple):
     """One reading of a container. ``values``: by ``id:start``, the oldest first, without what was not requested.
 
+    By the start time, too, as the kernel gives ids away again.
     ``total``: the members read; ``pinned``: those that are never changed, which ``values`` lacks; ``ended``: those that
     exited meanwhile.
     """
@@ -123,7 +117,7 @@ class MemberValues:
         total = pinned = ended = 0
         try:
             if inode and self._files.inode(self._hierarchy.trigger_directory(path)) != inode:
-                return MembersSeen({})
+                return MembersSeen({})  # a later group of the same path
         except OSError:
             return MembersSeen({})
         for number in islice(self._access.ids(path), most):
@@ -142,6 +136,9 @@ class MemberValues:
 
     def set_at_once(self, path: str, value: int, most: int) -> tuple[int, int]:
         """Set members as they are listed until three listings find none to set and none that has exited.
+
+        For members that exist for less time than a round takes, each forked by the one before: what a set member forks
+        inherits the value.
 
         ``most``: members in all listings. Returns the number of set members, and of listed ones. No start is compared:
         that takes longer than some members exist, and the kernel gives no id away twice within one listing.
@@ -409,6 +406,7 @@ class ProcessValueActuator(PeriodicActuator):
             await self._sweep_some(situation, None)
         elif some := self._changed.union(self._early.take(trio.current_time())):
             self._changed = set()
+            # What is known from the last sweep of all containers remains.
             first, problems = self._first, self._problems
             await self._sweep_some(situation, some)
             self._first, self._problems = first or self._first, list(dict.fromkeys([*problems, *self._problems]))
@@ -422,7 +420,7 @@ class ProcessValueActuator(PeriodicActuator):
         unmanaged = {path: self._containers[path] for path in recorded - {*wanted, *left}}
         if unmanaged:
             await self._restore(await self._worker.work(partial(self._unwanted, situation, unmanaged)))
-        await self._bring(wanted, left, only)
+        await self._write_until_equal(wanted, left, only)
 
     def _is_whole(self, situation: PlanSnapshot) -> bool:
         """Whether this sweep reads every container."""
@@ -434,7 +432,7 @@ class ProcessValueActuator(PeriodicActuator):
         self._early.take(now)
         return True
 
-    async def _bring(
+    async def _write_until_equal(
         self,
         wanted: Mapping[str, tuple[Setting, int]],
         left: Mapping[str, SettingStatus | None],
@@ -445,6 +443,7 @@ class ProcessValueActuator(PeriodicActuator):
         ``only``: the containers concerned, whose former status ends; None: all.
         """
         outcomes: dict[str, _Outcome] = {}
+        # From `_first` on, then from the beginning.
         order = sorted(wanted, key=lambda path: (path < self._first, path))
         self._first, room = "", _MOST_READ
         for number in range(_ROUNDS + 1):
@@ -475,8 +474,8 @@ class ProcessValueActuator(PeriodicActuator):
         self._kept = _others(self._kept, only) | {
             path: outcome.kept for path, outcome in outcomes.items() if outcome.kept
         }
-        self._standings = {
-            **_others(self._standings, only),
+        self._statuses = {
+            **_others(self._statuses, only),
             **{path: {self._kind.knob: status} for path, status in left.items() if status is not None},
             **{path: {self._kind.knob: self._status(wanted[path][0], outcomes.get(path))} for path in wanted},
         }
@@ -582,6 +581,7 @@ class ProcessValueActuator(PeriodicActuator):
             keys = [key for key, value in reading.values.items() if value != setting.value]
             own = sum(value == setting.value for value in (record.odd if record is not None else {}).values())
             left = 0
+            # A member that has exited meanwhile may have forked another.
             if keys or (reading.ended and self._kind.at_once):
                 after = self._recorded(setting, inode, record, reading.values)
                 after, beyond = _bounded(after, setting.value)
@@ -621,7 +621,7 @@ class ProcessValueActuator(PeriodicActuator):
                 done, listed = self._members.set_at_once(path, due.value, min(room, _MOST_LISTED))
                 counts[path][""] += done
                 room -= listed
-            counts[path] = +counts[path]
+            counts[path] = +counts[path]  # an outcome of 0 is none
             self.counts.update({outcome or "written": count for outcome, count in counts[path].items()})
             del counts[path]["gone"]
         return counts
@@ -645,7 +645,10 @@ class ProcessValueActuator(PeriodicActuator):
         *,
         dropped: str = "gone",
     ) -> bool:
-        """Record the changed records; returns whether that is durable, and in force."""
+        """Record the changed records; returns whether that is durable, and in force.
+
+        ``change`` gets the records of that moment: more than one task saves.
+        """
         async with self._saving:
             try:
                 await self._rows.save(ContainerRecords(containers=change(self._containers)), dropped=dropped)
@@ -662,7 +665,7 @@ class ProcessValueActuator(PeriodicActuator):
         return SettingStatus(setting, state, self._text(setting), None, detail or setting.reason, time.time())
 
     def _status(self, setting: Setting, outcome: _Outcome | None) -> SettingStatus:
-        """The status of one container after a sweep; ``outcome`` None: the sweep did not come to it."""
+        """The status of one container after a sweep; ``outcome`` None: the sweep did not reach it."""
         members, wanted = self._kind.members, self._text(setting)
         actual: str | None = None
         detail = ""

@@ -97,7 +97,7 @@ def _load(kind: ProcessValueKind, rows: Iterable[LedgerEntry]) -> ContainerRecor
             else:
                 member = row.file.removeprefix(kind.of_member)
                 number, _, start = member.partition(":")
-                whole(number), whole(start)
+                whole(number), whole(start)  # a row with any other text is skipped
                 odd.setdefault(row.path, {})[member] = original
     return ContainerRecords(
         containers={path: replace(record, odd=odd.get(path, {})) for path, record in containers.items()}

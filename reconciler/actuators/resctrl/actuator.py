@@ -1,8 +1,7 @@
 """Applies the plan for cache and memory bandwidth to resctrl, and reads their usage.
 
 The reading is the planner's next input (`reconciler.control.cache_loop`). The resulting plan is compared with the
-existing groups, values and threads, and the difference is written. All file work runs in slices in the worker thread;
-on hardware a single ``mkdir`` interrupts other CPUs.
+existing groups, values and threads, and the difference is written. All file work runs in slices in the worker thread.
 
 State that cannot be found again by the groups' prefix is in the store before the first touch
 (`actuators.resctrl.undo`). When the policy is switched off everything is restored, as with any other policy.
@@ -52,6 +51,7 @@ _PATIENCE: Final = 5
 """How often a group's values are rewritten after foreign changes; then they stay until the plan changes."""
 _EVERY: Final = 15
 """Every so many sweeps everything is read again, regardless of the last result: a thread id may have been reused."""
+# Of pods, for a monitoring group where there are fewer of these than pods: the lower first.
 _RANK: Final = {PodClass.DEDICATED: 0, PodClass.SHARED: 0, PodClass.RECLAIMED: 1, PodClass.SYSTEM: 2}
 
 
@@ -262,7 +262,7 @@ class ResctrlActuator:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``work``: runs blocking work in one thread that is not the event loop's."""
-        self.standings: dict[str, dict[str, SettingStatus]] = {}
+        self.statuses: dict[str, dict[str, SettingStatus]] = {}
         self.use: ResctrlUsage | None = None
         """The newest occupancies and bandwidths."""
         self._hierarchy = hierarchy
@@ -334,14 +334,14 @@ class ResctrlActuator:
             _LOG.warning("resctrl sweep failed", error=str(error))
         self._problem = str(error)
         now, why = time.time(), str(error)
-        self.standings = {
+        self.statuses = {
             path: {
                 knob: status._replace(state=SettingState.UNREADABLE, actual=None, detail=why, at=now)
                 if status.state.is_in_force()
                 else status
                 for knob, status in knobs.items()
             }
-            for path, knobs in self.standings.items()
+            for path, knobs in self.statuses.items()
         }
 
     def _status(self) -> ResctrlActuatorStatus:
@@ -369,7 +369,7 @@ class ResctrlActuator:
                 "mounted", self._mount.state.place or "", f"options: {', '.join(request.mount_options) or 'none'}"
             )
         if capability is None or capability.status is not ResctrlStatus.READY or capability.root is None:
-            self._plan, self._outcome, self.use, self.standings = CachePlan(), SweepResult(), None, {}
+            self._plan, self._outcome, self.use, self.statuses = CachePlan(), SweepResult(), None, {}
             self._problem = "" if capability is None else capability.reason
             return None
         reading = await self._work(partial(self._read, capability, capability.root))
@@ -387,7 +387,7 @@ class ResctrlActuator:
         if writes:
             await self._apply(request, situation, reading)
         # About 3 µs for each pod: not in the event loop.
-        self.standings = await self._work(partial(statuses, self._status(), situation, writes=writes))
+        self.statuses = await self._work(partial(statuses, self._status(), situation, writes=writes))
 
     def _read(self, capability: Capability, root: str) -> ResctrlReading:
         if self._sampler is None or self._sampler[0] != root:
@@ -415,7 +415,7 @@ class ResctrlActuator:
             now=self._clock(),
             dwell_s=request.dwell_s,
             monitor=request.monitor,
-            left_alone=self._yielded(),
+            yielded=self._yielded(),
             followed=self._outcome.followed if self._sweeps % _EVERY else None,
         )
         steps = sweep.steps()
@@ -445,7 +445,7 @@ class ResctrlActuator:
 
     async def leave(self, *, writes: bool) -> None:
         """The policy is off: restore its changes. Errors: `AgentError`."""
-        self._plan, self._outcome, self.use, self.standings = CachePlan(), SweepResult(), None, {}
+        self._plan, self._outcome, self.use, self.statuses = CachePlan(), SweepResult(), None, {}
         self._problem = ""
         if self._mount.to_undo or self._ours:
             capability = await self._mount.offered()
@@ -456,7 +456,7 @@ class ResctrlActuator:
                     self._note("restored" if result.ok else "failed", f"{result.path}/{result.file}", result.detail)
 
     async def _undo(self) -> list[RestoreResult]:
-        self._ours, self._outcome, self.standings, self._sampler = (), SweepResult(), {}, None
+        self._ours, self._outcome, self.statuses, self._sampler = (), SweepResult(), {}, None
         return await self._mount.undo()
 
     # Events and counts

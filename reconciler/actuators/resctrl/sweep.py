@@ -1,9 +1,8 @@
 """One sweep over resctrl: brings groups, their values, the pods' threads and the monitoring groups to a plan.
 
 Synchronous and slow, for a worker thread; `ResctrlSweep.steps` yields after every operation, so that the thread is
-never occupied for long. The order: BE's values first, then the default group's, then the online ones. A thread is moved
-only into a group whose values are in place. Unneeded groups are removed last, and earlier only if their id is needed.
-So after a stop at any point every thread is in a legal group, and the next sweep continues from the existing state.
+never occupied for long. A thread is moved only into a group whose values are in place. So after a stop at any point
+every thread is in a legal group, and the next sweep continues from the existing state.
 """
 
 import contextlib
@@ -79,10 +78,10 @@ class ResctrlSweep:
         now: float,
         dwell_s: float,
         monitor: bool,
-        left_alone: Mapping[str, str],
+        yielded: Mapping[str, str],
         followed: Mapping[str, tuple[str, frozenset[int]]] | None,
     ) -> None:
-        """``left_alone``: groups whose values other programs keep changing, with the reason text: not written.
+        """``yielded``: groups whose values other programs keep changing, with the reason text: not written.
 
         ``followed``: from the last sweep's outcome; None: every monitoring group is read.
         """
@@ -97,7 +96,7 @@ class ResctrlSweep:
         self._now = now
         self._dwell_s = dwell_s
         self._monitor = monitor
-        self._yielded = left_alone
+        self._yielded = yielded
         self._followed = followed or {}
         self._foreign_threads: frozenset[int] = frozenset()
         self._usable: set[str] = {DEFAULT}
@@ -109,6 +108,7 @@ class ResctrlSweep:
         """The sweep, one operation after the other."""
         try:
             self._foreign_threads = self._groups.of_others()
+            # Unneeded groups are removed late, and earlier only where their id is needed (`_free_group`).
             for act in (self._values, self._threads, self._evict_foreign_threads, self._remove_unused, self._watch):
                 yield from act()
         except AgentError as exc:
@@ -121,6 +121,7 @@ class ResctrlSweep:
         existing = set(self._groups.ours())
         ordered = sorted(self._plan.groups, key=lambda group: (not group.reclaimed, group.name))
         be = [group for group in ordered if group.reclaimed]
+        # BE's first: it releases ways before others take them.
         for group in be:
             self._set_group(group.name, group.schemata, existing)
             yield
@@ -205,7 +206,7 @@ class ResctrlSweep:
             self.outcome.unsettled[member.uid] = str(exc)
             return
         self._count(done)
-        if not done.on_settled:
+        if not done.complete:
             message = "new threads appear faster than they are moved"
             self.outcome.unsettled[member.uid] = f"refused: {dict(done.refused)}" if done.refused else message
 
@@ -273,7 +274,7 @@ class ResctrlSweep:
         yield from self._unwatch(existing, wanted, held)
         threads = {member.uid: member.threads for member in self._members}
         for uid, control in sorted(wanted.items()):
-            self._ensure_monitor(uid, control, threads[uid], there=control in existing.get(uid, ()))
+            self._ensure_monitor(uid, control, threads[uid], exists=control in existing.get(uid, ()))
             yield
         self.outcome.monitors = len(self.outcome.watched)
 
@@ -290,17 +291,17 @@ class ResctrlSweep:
                     self.outcome.unwatched[uid] = str(exc)
                 yield
 
-    def _ensure_monitor(self, uid: str, control: str, threads: Callable[[], set[int]], *, there: bool) -> None:
+    def _ensure_monitor(self, uid: str, control: str, threads: Callable[[], set[int]], *, exists: bool) -> None:
         name = f"{PREFIX}{uid}"
         present = frozenset(self._pod_threads[uid])
         before = self._followed.get(uid)
-        if there and before is not None and before[0] == control and present <= before[1]:
-            # No new thread, and the present ones are in it. Reading a tasks file walks every thread of the machine: not
-            # for each pod.
+        if exists and before is not None and before[0] == control and present <= before[1]:
+            # No new thread, and the present ones are in the group. Reading a tasks file walks every thread of the
+            # machine: not for each pod.
             self.outcome.watched[uid], self.outcome.followed[uid] = (control, name), (control, present)
             return
         try:
-            if not there:
+            if not exists:
                 self._monitors.create(control, name)
             path = self._monitors.path(control, name)
             done = gather(self._files, path, partial(self._of_control, control, threads))
@@ -311,7 +312,7 @@ class ResctrlSweep:
         else:
             self._count(done)
             self.outcome.watched[uid] = control, name
-            if done.on_settled:
+            if done.complete:
                 self.outcome.followed[uid] = control, present
 
     def _of_control(self, control: str, threads: Callable[[], set[int]]) -> set[int]:

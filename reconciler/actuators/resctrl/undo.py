@@ -2,8 +2,7 @@
 
 Threads need no record: removing a group moves them to the default group, where all of them were, as threads in groups
 of other programs are never touched. Before the first touch the ledger records the default group's own values, that
-groups of ours may exist, and that a mount of ours may exist. The mount's source marks it as ours, so a kill between
-mounting and recording it loses nothing.
+groups of ours may exist, and that a mount of ours may exist.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -31,6 +30,7 @@ from state.kinds import RESCTRL
 from state.ledger import Ledger
 
 _WRITTEN: Final = 2
+"""Values of ours that are recorded: the last ones, and those that are about to be written."""
 
 Values = Mapping[str, Mapping[int, int]]
 
@@ -122,6 +122,7 @@ def undo_all(
         done.append(restore_result)
         if restore_result.ok:
             recorded = replace(recorded, original=None, written=())
+    # By its source, not by the record: also after a kill, and where another program has mounted its own since.
     ours = mounter.source(root) == SOURCE
     if ours:
         restore_result = _mount(files, root, mounter)
@@ -139,6 +140,7 @@ def undo_default(files: GroupFiles, capability: Capability, recorded: ResctrlSta
     groups = ControlGroups(root, files)
     try:
         actual = groups.schemata(DEFAULT)
+        # Only resources that we have written: the others may have been changed by their owner.
         touched = {name: original[name] for name in original if any(name in item for item in recorded.written)}
         text = format_schemata({name: actual.get(name, {}) for name in touched}).rstrip("\n")
         if not differing(touched, actual, capability):
@@ -164,13 +166,13 @@ def undo_pod(files: GroupFiles, root: str, uid: str, threads: Callable[[], Colle
             if not members & set(threads()):
                 continue
             moved = gather(files, root, lambda members=members: set(threads()) & members)  # type: ignore[misc]
-            undo = RestoreOutcome.RESTORED if moved.on_settled else RestoreOutcome.REFUSED
+            undo = RestoreOutcome.RESTORED if moved.complete else RestoreOutcome.REFUSED
             detail = (
-                "" if moved.on_settled else f"{dict(moved.refused) or 'new threads appear faster than they are moved'}"
+                "" if moved.complete else f"{dict(moved.refused) or 'new threads appear faster than they are moved'}"
             )
             text = plural(moved.moved, "thread")
             done.append(RestoreResult(path=groups.path(name), file="tasks", undo=undo, text=text, detail=detail))
-            if moved.on_settled and not groups.members(name):
+            if moved.complete and not groups.members(name):
                 groups.remove(name)
         for name in (DEFAULT, *groups.ours()):
             monitor = f"{PREFIX}{uid}"

@@ -128,7 +128,7 @@ async def test_it_is_shown_and_counted_like_a_control_file(machine: Machine, run
 class Measuring:
     """A side that measures one pod's cache."""
 
-    standings: Mapping[str, Mapping[str, SettingStatus]] = {}
+    statuses: Mapping[str, Mapping[str, SettingStatus]] = {}
 
     def measured(self) -> CacheUsage:
         return CacheUsage(at_s=time.monotonic() - 3, pods={BATCH: CacheConsumption(occupancy_bytes=7)})

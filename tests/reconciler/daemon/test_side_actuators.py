@@ -52,7 +52,7 @@ class Noting(AuxiliaryActuator):
         return CacheUsage(at_s=float(len(self.situations)))
 
     @property
-    def standings(self) -> dict[str, dict[str, SettingStatus]]:
+    def statuses(self) -> dict[str, dict[str, SettingStatus]]:
         return {"/group": {}}
 
     def problems(self) -> list[str]:
@@ -79,7 +79,7 @@ async def test_it_is_made_when_it_is_wanted_for_the_first_time_and_stays(nursery
     await nursery.start(side.run)
     side.planned(situation(enforce=False))
     assert (made, side.status(), side.problems(), await side.restore()) == ([], {}, (), ())
-    assert (side.standings, side.measured(), cache_use(side)) == ({}, None, None)
+    assert (side.statuses, side.measured(), cache_use(side)) == ({}, None, None)
     side.planned(situation(enforce=True))
     side.planned(situation(enforce=False))
     (real,) = made
@@ -87,7 +87,7 @@ async def test_it_is_made_when_it_is_wanted_for_the_first_time_and_stays(nursery
     await real.ran.wait()
     assert (side.status(), side.problems()) == ({"seen": 2}, ["one"])
     # What is shown and counted of the real one must not end at what loads it.
-    assert side.standings == {"/group": {}}
+    assert side.statuses == {"/group": {}}
     assert side.measured() == CacheUsage(at_s=2.0) == cache_use(LazyActuator("no", make, lambda _: False), side)
     assert [result.path for result in await side.restore("uid")] == ["uid"]
 

@@ -90,7 +90,7 @@ class World:
         return numbers.pop()
 
     def state(self, item: Pod, index: int = 0) -> str:
-        return self.side.standings[place(item, index)][CORE_COOKIE].state
+        return self.side.statuses[place(item, index)][CORE_COOKIE].state
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
@@ -122,7 +122,7 @@ async def test_be_pods_never_share_a_cookie_with_online_pods(
     assert world.state(BATCH) == "written"
     await world.look(*pods)
     assert world.state(BATCH) == "in place"
-    assert (place(WEB) in world.side.standings) == (web != 0)
+    assert (place(WEB) in world.side.statuses) == (web != 0)
 
 
 async def test_sandboxes_and_system_pods_have_none(world: World) -> None:
@@ -238,7 +238,7 @@ async def test_a_cookie_of_a_programs_own_is_left(world: World) -> None:
     await world.look(BATCH, CRUNCH)
     assert world.cores.cookie(tids[0]) == own
     assert world.cores.cookie(tids[1]) == world.one(CRUNCH) != own
-    standing = world.side.standings[place(BATCH)][CORE_COOKIE]
+    standing = world.side.statuses[place(BATCH)][CORE_COOKIE]
     assert (standing.state, standing.actual) == ("yielded", "1 of 2 threads")
     await world.side.restore()
     assert world.cores.cookie(tids[0]) == own
@@ -264,7 +264,7 @@ async def test_without_the_policy_all_is_taken_back_and_then_nothing_is_looked_a
     await world.look(BATCH, WEB)
     assert world.one(BATCH) == 0
     assert world.cores.alive == set()
-    assert world.side.standings == {}
+    assert world.side.statuses == {}
     world.again()
     world.cores.calls.clear()
     await world.look(BATCH, WEB)
@@ -295,7 +295,7 @@ async def test_what_may_not_be_done_is_only_told(world: World, dry_run: bool, mo
     world.config = CoreSchedConfig()
     await world.look(BATCH, **more)
     assert world.one(BATCH) == (0 if dry_run else cookie)
-    assert world.side.standings == {}
+    assert world.side.statuses == {}
 
 
 # Restarts, crashes, restore
@@ -432,7 +432,7 @@ async def test_a_machine_that_cannot_says_so_once(
     world.run(BATCH, CRUNCH)
     for _ in range(3):
         await world.look(BATCH, CRUNCH)
-    assert world.side.standings == {}
+    assert world.side.statuses == {}
     assert [words in problem for problem in world.side.problems()] == [True]
     assert sum(words in getattr(record, "fields", {}).get("reason", "") for record in caplog.records) == 1
     world.cores.built = world.cores.smt = True
@@ -459,7 +459,7 @@ async def test_threads_that_may_not_be_looked_at_are_told(world: World) -> None:
     world.run(BATCH, CRUNCH)
     world.cores.forbidden = {world.cores.tids(place(BATCH))[0]}
     await world.look(BATCH, CRUNCH)
-    standing = world.side.standings[place(BATCH)][CORE_COOKIE]
+    standing = world.side.statuses[place(BATCH)][CORE_COOKIE]
     assert standing.state == "refused"
     assert "CAP_SYS_PTRACE" in standing.detail
     assert world.state(CRUNCH) == "written"
@@ -469,7 +469,7 @@ async def test_an_agent_in_a_pid_namespace_of_its_own_says_what_it_needs(world: 
     world.cores.group(place(BATCH))
     Path(f"{world.cores.mount}{place(BATCH)}/{world.side._file}").write_text("0\n0\n")
     await world.look(BATCH)
-    assert "hostPID" in world.side.standings[place(BATCH)][CORE_COOKIE].detail
+    assert "hostPID" in world.side.statuses[place(BATCH)][CORE_COOKIE].detail
 
 
 async def test_an_agent_that_has_a_cookie_itself_hands_out_nothing(world: World) -> None:
@@ -493,7 +493,7 @@ async def test_each_container_is_noted_once_and_each_thread_counted(world: World
     rows = [row for _, row in world.store.history()]
     assert sum(b"core cookie" in row and b"write" in row for row in rows) == 1
     assert world.writes == {(CORE_COOKIE, "written"): 5, (CORE_COOKIE, "refused"): 0}
-    standing = world.side.standings[place(BATCH)][CORE_COOKIE]
+    standing = world.side.statuses[place(BATCH)][CORE_COOKIE]
     assert (standing.wanted, standing.actual, standing.detail) == ("reclaimed", "reclaimed", "5 threads")
     assert (standing.setting.policy, standing.setting.reason) == ("core_sched", "the pod is BE")
 

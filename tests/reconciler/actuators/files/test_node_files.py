@@ -133,7 +133,7 @@ async def turn(side: NodeFiles, now: PlanSnapshot) -> dict[str, str]:
     """One turn; the values after it."""
     side.planned(now)
     await side.sweep()
-    return {name: standing.state for name, standing in side.standings.get("/", {}).items()}
+    return {name: status.state for name, status in side.statuses.get("/", {}).items()}
 
 
 OFF = WatermarksConfig()
@@ -165,7 +165,7 @@ async def test_what_an_administrator_has_set_higher_stays(kernel: Kernel, make: 
     side = make()
     assert (await turn(side, situation()))[SCALE] == "in place"
     assert kernel.values()[SCALE] == 90
-    assert "never set below" in side.standings["/"][SCALE].detail
+    assert "never set below" in side.statuses["/"][SCALE].detail
     assert SCALE not in read_rows(Ledger(store), CODECS[SYSCTL]).values, (
         "who has written nothing has nothing to give back"
     )
@@ -225,7 +225,7 @@ async def test_a_value_that_the_kernel_altered_is_no_other_programs(
     for _ in range(2):
         assert (await turn(side, situation()))[SCALE] == "refused"
         assert side.problems() == [f"{SCALE}: accepted, but it reads 45"]
-        assert side.standings["/"][SCALE].actual == "45"
+        assert side.statuses["/"][SCALE].actual == "45"
     side = make() if restart else side
     assert {result.undo for result in await side.restore()} == {RestoreOutcome.RESTORED}
     assert kernel.values() == BEFORE

@@ -94,7 +94,7 @@ class World:
         return (self.pods.filters, self.both[1].filters, self.pods.disciplines, gathers) == ({}, {}, {}, set())
 
     def state(self, uid: str) -> tuple[str, str]:
-        status = self.network.standings[f"/kubepods/besteffort/pod{uid}"][SHARE]
+        status = self.network.statuses[f"/kubepods/besteffort/pod{uid}"][SHARE]
         return status.state, status.detail
 
 
@@ -434,7 +434,7 @@ async def test_what_be_pods_receive_has_a_ceiling_of_its_own_by_what_the_interfa
     device = received.links[RECEIVED_GATHER].index
     assert received.filters == {"veth-be": device, "veth-second": device}
     assert (received.rates, received.queues) == ([10 * MBIT], [40 * MBIT] * 2), "an unknown takes no risk"
-    assert {knob: status.state for knob, status in world.network.standings["/kubepods/besteffort/podbe"].items()} == {
+    assert {knob: status.state for knob, status in world.network.statuses["/kubepods/besteffort/podbe"].items()} == {
         SHARE: "written",
         RECEIVED_SHARE: "written",
     }
@@ -460,7 +460,7 @@ async def test_what_be_pods_receive_has_a_ceiling_of_its_own_by_what_the_interfa
 async def test_what_a_pod_receives_may_be_held_alone(world: World) -> None:
     hold = Hold(target=f"file:/kubepods/besteffort/podbe:{RECEIVED_SHARE}", reason="mine", by="me")
     await world.round(wish=RECEIVE, holds={hold.target: hold})
-    states = {knob: status.state for knob, status in world.network.standings["/kubepods/besteffort/podbe"].items()}
+    states = {knob: status.state for knob, status in world.network.statuses["/kubepods/besteffort/podbe"].items()}
     assert states == {SHARE: "written", RECEIVED_SHARE: "held"}
     assert set(world.both[1].filters) == {"veth-second"}
 
@@ -469,7 +469,7 @@ async def test_observe_mode_reports_the_limit_and_changes_nothing(world: World) 
     await world.round(wish=RECEIVE, enforce=False)
     await world.round(wish=RECEIVE, enforce=False)
     assert (world.steps.taken, world.clean) == (0, True)
-    status = world.network.standings["/kubepods/besteffort/podbe"][RECEIVED_SHARE]
+    status = world.network.statuses["/kubepods/besteffort/podbe"][RECEIVED_SHARE]
     assert (status.state, status.wanted, status.actual) == ("would write", "BE share of what eth0 receives", None)
     assert received_state(world.network) == "would limit what BE pods receive to 1250000 to 5000000 bytes/s"
 
@@ -479,7 +479,7 @@ async def test_received_packets_that_pass_by_our_filter_are_reported(world: Worl
     await world.round(wish=RECEIVE, seconds=40)
     world.pods.deliver("veth-be", 3 << 20)
     await world.round(wish=RECEIVE, seconds=40)
-    status = world.network.standings["/kubepods/besteffort/podbe"]
+    status = world.network.statuses["/kubepods/besteffort/podbe"]
     assert status[RECEIVED_SHARE].state == "blocked"
     assert "bypassed by its packets" in status[RECEIVED_SHARE].detail
     assert status[SHARE].state == "in place"
@@ -490,7 +490,7 @@ async def test_received_packets_that_are_handed_past_the_device_are_reported_whi
     for past, state in ((0, "in place"), (9 << 20, "blocked"), (9 << 20, "in place"), (10 << 20, "in place")):
         world.both[1].past = {"veth-be": past}
         await world.round(wish=RECEIVE, seconds=40)
-        status = world.network.standings["/kubepods/besteffort/podbe"]
+        status = world.network.statuses["/kubepods/besteffort/podbe"]
         assert (status[RECEIVED_SHARE].state, status[SHARE].state) == (state, "in place")
         assert ("bpf_redirect_peer" in status[RECEIVED_SHARE].detail) == (state == "blocked")
 
@@ -498,8 +498,8 @@ async def test_received_packets_that_are_handed_past_the_device_are_reported_whi
 async def test_a_kernel_without_a_side_for_received_packets_says_so(world: World) -> None:
     world.both[1].refuses = "veth-be: this kernel has no clsact (CONFIG_NET_SCH_INGRESS)"
     await world.round(wish=RECEIVE)
-    assert world.network.standings["/kubepods/besteffort/podbe"][RECEIVED_SHARE].state == "refused"
-    assert world.network.standings["/kubepods/besteffort/podbe"][SHARE].state == "written"
+    assert world.network.statuses["/kubepods/besteffort/podbe"][RECEIVED_SHARE].state == "refused"
+    assert world.network.statuses["/kubepods/besteffort/podbe"][SHARE].state == "written"
     assert world.both[1].filters == {}
 
 

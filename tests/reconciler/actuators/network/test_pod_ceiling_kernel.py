@@ -234,7 +234,7 @@ async def test_a_filter_of_somebody_else_is_left_alone_and_ours_goes_when_one_co
     await network._round(wanted())
     entry = world.entry()
     assert (entry.redirects_to, entry.foreign) == (None, "a filter of another program (u32, pref 7)")
-    standing = network.standings["/kubepods/besteffort/podbe"][SHARE]
+    standing = network.statuses["/kubepods/besteffort/podbe"][SHARE]
     assert (standing.state, standing.detail) == ("blocked", "veth-be: a filter of another program (u32, pref 7)")
     with pytest.raises(SourceError, match="belongs to another program"):
         world.tc.redirect("veth-be", world.index, world.gather, 1, MBIT)
@@ -411,7 +411,7 @@ async def test_packets_to_a_pod_pass_our_device_once_and_then_the_qdisc_of_other
         line for line in world.tc_command("qdisc", "show", "dev", RECEIVED_GATHER).splitlines() if "bfifo" in line
     )
     assert "parent 4250:101 limit 128Kb" in leaf
-    states = network.standings["/kubepods/besteffort/podbe"]
+    states = network.statuses["/kubepods/besteffort/podbe"]
     assert {knob: status.state for knob, status in states.items()} == {SHARE: "written", RECEIVED_SHARE: "written"}
     before, arrived = world.received.filters_of([world.index])[world.index].redirected_bytes, pod_received(world)
     deliver(world, 50)
@@ -505,7 +505,7 @@ async def test_received_packets_are_not_led_where_another_program_has_the_cable(
     before = world.dump()
     network = world.network()
     await network._round(wanted(receive=True))
-    status = network.standings["/kubepods/besteffort/podbe"][RECEIVED_SHARE]
+    status = network.statuses["/kubepods/besteffort/podbe"][RECEIVED_SHARE]
     assert (status.state, status.detail) == ("blocked", f"veth-be: {words}")
     assert received_state(network) == "no pod is limited"
     await network.restore()

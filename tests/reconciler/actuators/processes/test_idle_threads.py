@@ -116,7 +116,7 @@ class Idle(Live[IdleThreads]):
         return set(read_rows(Ledger(self.store), CODEC).containers)
 
     def standing(self, name: str = "main") -> tuple[str, str, str | None]:
-        status = self.actuator.standings[self.group(name)]["thread.policy"]
+        status = self.actuator.statuses[self.group(name)]["thread.policy"]
         return status.state, status.wanted, status.actual
 
 
@@ -375,7 +375,7 @@ async def test_what_a_plan_no_longer_wants_is_restored_at_once_and_has_no_status
         await until(lambda: policies(pid, other) == [IDLE, IDLE])
         live.names.remove("main")  # as a container whose pod is not BE any more
         live.actuator.planned(live.situation(PoliciesConfig(idle_class=ON)))
-        await until(lambda: live.actuator.standings.keys() == {live.group("next")})
+        await until(lambda: live.actuator.statuses.keys() == {live.group("next")})
         assert policies(pid, other) == [OTHER, IDLE]
 
 

@@ -171,7 +171,7 @@ KNOB = "oom.score"
 
 
 def standing(live: Scored) -> tuple[str, str, str | None]:
-    status = live.actuator.standings[live.main]["oom.score"]
+    status = live.actuator.statuses[live.main]["oom.score"]
     return status.state, status.wanted, status.actual
 
 
@@ -187,7 +187,7 @@ async def test_how_each_container_stands_is_told(live: Scored) -> None:
     await live.sweep()
     assert standing(live) == ("in place", "1000", "1000")
     await live.sweep(cls=PodClass.SHARED)
-    assert live.actuator.standings == {}
+    assert live.actuator.statuses == {}
 
 
 class Resetting(Mortal):
@@ -205,14 +205,14 @@ async def test_a_number_that_is_not_there_when_it_is_read_back_is_not_in_force(l
     live.actuator = OomScores(context(Ledger(live.store), hierarchy=live.hierarchy, files=files))
     await live.sweep()
     assert standing(live) == ("waiting", "1000", None)
-    assert "1 of 1 processes get another value as fast as it is set" in live.actuator.standings[live.main][KNOB].detail
+    assert "1 of 1 processes get another value as fast as it is set" in live.actuator.statuses[live.main][KNOB].detail
 
 
 @pytest.mark.kernel
 async def test_a_container_without_a_process_has_no_number_that_was_read(live: Scored) -> None:
     await live.sweep()
     assert standing(live) == ("in place", "1000", None)
-    assert live.actuator.standings[live.main][KNOB].detail == "it has no processes now"
+    assert live.actuator.statuses[live.main][KNOB].detail == "it has no processes now"
 
 
 @pytest.mark.kernel

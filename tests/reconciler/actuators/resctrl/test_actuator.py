@@ -36,10 +36,10 @@ async def test_all_threads_of_be_pods_share_a_group_and_online_ones_stay(world: 
     assert world.model.read(BE, "schemata") == "    MB:0=100;1=100\n    L3:0=00f;1=00f\n"
     assert world.side.problems() == []
     assert world.writes["resctrl.groups", "written"] == 6
-    standing = world.side.standings[BATCH.group.path][RESCTRL_GROUP]
+    standing = world.side.statuses[BATCH.group.path][RESCTRL_GROUP]
     assert (standing.state, standing.wanted, standing.actual) == ("in place", "bypassd-be", "bypassd-be")
     assert standing.setting.reason == "class reclaimed"
-    assert WEB.group.path not in world.side.standings
+    assert WEB.group.path not in world.side.statuses
 
 
 async def test_the_second_sweep_writes_nothing(world: World) -> None:
@@ -150,7 +150,7 @@ async def test_a_pod_that_forks_without_end_ends_a_sweep_and_shows(world: World)
         await world.sweep(BATCH, CRUNCH)
     assert world.places(first, calm) == [BE] * 2
     assert "ns/batch: new threads appear faster than they are moved" in world.side.problems()
-    assert world.side.standings[BATCH.group.path][RESCTRL_GROUP].state == "waiting"
+    assert world.side.statuses[BATCH.group.path][RESCTRL_GROUP].state == "waiting"
     world.model.before = None
     await world.sweep(BATCH, CRUNCH)
     assert set(world.places(*world.boxes.pids[f"/cpuset{BATCH.containers[0].group.path}"])) == {BE}
@@ -175,7 +175,7 @@ async def test_groups_and_threads_of_others_are_left(world: World) -> None:
     await world.sweep(BATCH)
     assert world.places(mine, theirs) == [BE, f"{MOUNT}/theirs"]
     assert world.side.problems() == ["ns/batch: 1 threads stay in the group of another program"]
-    assert world.side.standings[BATCH.group.path][RESCTRL_GROUP].state == "yielded"
+    assert world.side.statuses[BATCH.group.path][RESCTRL_GROUP].state == "yielded"
     await world.side.restore()
     assert world.controls() == ["theirs"]
     assert world.places(theirs) == [f"{MOUNT}/theirs"]
@@ -213,7 +213,7 @@ async def test_when_groups_run_out_pods_share_and_it_shows(tmp_path: Path) -> No
     crowded = [pod for pod, place in zip(pods, world.places(*pids), strict=True) if place == MOUNT]
     assert len(crowded) == 2
     for item in crowded:
-        assert "no free control group" in world.side.standings[item.group.path][RESCTRL_GROUP].detail
+        assert "no free control group" in world.side.statuses[item.group.path][RESCTRL_GROUP].detail
         assert any(problem.startswith(f"{item.title}: no free control group") for problem in world.side.problems())
     assert [deed.code for deed in world.model.deeds if deed.code] == []
 
@@ -244,7 +244,7 @@ async def test_watching_changes_nothing(world: World) -> None:
     world.spawn(BATCH)
     await world.sweep(BATCH)
     assert world.model.deeds == []
-    assert world.side.standings[BATCH.group.path][RESCTRL_GROUP].state == "would write"
+    assert world.side.statuses[BATCH.group.path][RESCTRL_GROUP].state == "would write"
     world.enforce, world.config = True, replace(NO_MONITOR, dry_run=True)
     await world.sweep(BATCH)
     assert world.model.deeds == []
@@ -257,7 +257,7 @@ async def test_what_is_held_is_left(world: World, target: str) -> None:
     batch = world.spawn(BATCH)
     await world.sweep(BATCH)
     assert world.places(batch) == [MOUNT]
-    assert world.side.standings[BATCH.group.path][RESCTRL_GROUP].state == "held"
+    assert world.side.statuses[BATCH.group.path][RESCTRL_GROUP].state == "held"
     world.holds = {}
     await world.sweep(BATCH)
     world.holds = {target: Hold(target=target, reason="a test", by="me")}
@@ -314,7 +314,7 @@ async def test_values_that_somebody_changes_are_put_back_and_in_the_end_left(wor
 
 
 def standing(world: World) -> SettingStatus:
-    return world.side.standings[BATCH.group.path][RESCTRL_GROUP]
+    return world.side.statuses[BATCH.group.path][RESCTRL_GROUP]
 
 
 @pytest.mark.parametrize("at", ["the begin", "the groups"])
