@@ -153,7 +153,8 @@ class PrivateTree:
         """Put a group's processes back into the root, and remove it. Errors: `CgroupError`."""
         directory = self.directory(uid)
         for left in range(_ROUNDS, 0, -1):
-            for pid in self.pids(uid):
+            # 0 is a process outside this pid namespace; written, it moves the writer itself.
+            for pid in self.pids(uid) - {0}:
                 try:
                     REAL.write(self.root, "cgroup.procs", str(pid))
                 except OSError as exc:

@@ -121,6 +121,8 @@ def _empty_and_remove(directory: str) -> bool:
         except OSError:
             pids = []
         for pid in pids:
+            if pid == "0":
+                continue  # outside this pid namespace; for kill(2) it is the caller's own process group
             try:
                 os.kill(int(pid), signal.SIGKILL)
             except (ProcessLookupError, ValueError):
