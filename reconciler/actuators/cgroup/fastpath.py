@@ -27,6 +27,8 @@ RUNC_INIT = "runc:["
 """The process name of a container between its creation and the exec of its program, cut by the kernel to 15 letters."""
 _MOST_THREADS: Final = 64
 """Threads of an init that are set at the signal; where its program runs already, the next sweep sets the others."""
+MOST_MISSED: Final = 1000
+"""Signals that are kept while nothing is prepared for them: it never is for containers of no pod, or that end at once."""
 _ROUNDS: Final = 2
 """A thread that another one of the init has started meanwhile is found by the second listing."""
 
@@ -203,6 +205,8 @@ class FastPath:
         prepared = self._prepared.get(container_id)
         if prepared is None:
             self._missed[container_id] = signal_at
+            if len(self._missed) > MOST_MISSED:
+                del self._missed[next(iter(self._missed))]
             return False
         # No stint ends among the writes: the program may be executed at any moment from here on.
         TIMER.stop()

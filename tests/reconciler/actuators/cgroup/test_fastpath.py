@@ -8,7 +8,7 @@ import pytest
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.scheduling import BATCH, IDLE, OTHER
-from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, FastWrite, InitClass
+from reconciler.actuators.cgroup.fastpath import MOST_MISSED, FastPath, FastResult, FastWrite, InitClass
 from state.entry import BeforeSource
 from state.model import RuntimeSpec
 from tests.reconciler.actuators.acting import CID, GROUP, Acting
@@ -122,6 +122,18 @@ def test_a_missed_signal_counts_only_for_the_creation_that_it_ended(tmp_path: Pa
         given.lane.drop("a")
     given.prepare_write(settled=settled)
     assert (given.results, (tmp_path / "cpu.shares").read_text()) == ([], "9")
+
+
+@pytest.mark.parametrize(("others", "executed"), [(MOST_MISSED - 1, 1), (MOST_MISSED, 0)])
+def test_signals_of_containers_that_are_never_prepared_are_bounded(tmp_path: Path, others: int, executed: int) -> None:
+    """Containers of no pod, and those that end at once, are signalled too, and nothing ever drops them."""
+    given = Prepared(tmp_path, FakeThreads({7: OTHER}))
+    (tmp_path / "cpu.shares").write_text("9")
+    given.lane.execute("a", 5.0)
+    for number in range(others):
+        given.lane.execute(f"other {number}", 6.0)
+    given.prepare_write()
+    assert len(given.results) == executed
 
 
 def test_what_is_written_ahead_is_written_again_at_the_signal(tmp_path: Path) -> None:
