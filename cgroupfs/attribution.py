@@ -306,13 +306,13 @@ class FanotifyWatch:
         return self._problem
 
     def follow(self, directory: str, group: str) -> None:
-        """The whole hierarchy is watched: a group outside of the subtree of interest becomes of interest."""
+        """Report writes in a group outside of ``below``, too: the kernel reports those of the whole hierarchy."""
         del directory
         if not self._is_below(group):
             self._followed.add(group)
 
     def forget(self, directory: str, group: str) -> None:
-        """A group outside of the subtree is of no interest any more."""
+        """Report no more writes in a group outside of ``below``."""
         del directory
         self._followed.discard(group)
 

@@ -72,7 +72,7 @@ def device_numbers(device: str) -> tuple[int, int]:
 Value: TypeAlias = CpuSet | DeviceLimits | int | None
 """None is "no limit"."""
 Version: TypeAlias = int
-"""1 or 2: which kind of hierarchy the controller sits on."""
+"""1 or 2: the kind of hierarchy that has the controller."""
 
 PAGE: Final = mmap.PAGESIZE
 DEFAULT_PERIOD_US: Final = 100_000

@@ -192,8 +192,8 @@ def _pairs(parts: list[str]) -> dict[str, str]:
 
 
 def _known(row: Row, keys: tuple[str, ...]) -> None:
-    if strange := sorted(set(row) - set(keys)):
-        raise ValueError(f"{shown(strange[0])} is none of {', '.join(keys)}")
+    if unknown := sorted(set(row) - set(keys)):
+        raise ValueError(f"{shown(unknown[0])} is none of {', '.join(keys)}")
 
 
 def _whole(value: int | str, low: int, high: int, key: str) -> int:

@@ -8,7 +8,7 @@ AgentError
    ├─ CgroupGoneError      the group was removed meanwhile; normal, read again
    ├─ CgroupRefusedError   the value was refused; needs a policy change or a person
    ├─ CgroupBusyError      refused now, may be accepted later (another process or a child holds it)
-   │  ├─ CgroupUnderWayError   the kernel is still at it, or at another before it: retry soon
+   │  ├─ CgroupUnderWayError   the kernel still executes it, or an earlier write: retry soon
    │  └─ CgroupChangedError    another program has written the file since it was read
    └─ CgroupDeniedError    the agent lacks the right, or the mount is read-only
 """
@@ -76,7 +76,7 @@ class CgroupBusyError(CgroupError):
 
 
 class CgroupUnderWayError(CgroupBusyError):
-    """The wait for the kernel is over, which is at this write or at another one before it. Never an alert."""
+    """The wait is over, and the kernel still executes this write or an earlier one. Never an alert."""
 
 
 class CgroupChangedError(CgroupBusyError):

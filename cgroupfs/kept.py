@@ -47,7 +47,7 @@ class FdCache:
             self._close_before(self._pass - 2)
 
     def close(self) -> None:
-        """Give all of them back; the next reading opens what it needs."""
+        """Close all of them; the next reading opens what it needs."""
         self._close_before(self._pass + 1)
 
     def _close_before(self, number: int) -> None:

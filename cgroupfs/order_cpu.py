@@ -71,7 +71,7 @@ def order_bandwidth(
     ``least``: the groups that get the least possible quota where a group inside (a tenant's, which no change lowers)
     has a larger ratio than wanted.
 
-    Four passes, each legal after the ones before it: lower bursts; lift limits to "none"; lower ratios from the leaves
+    Five passes, each legal after the ones before it: lower bursts; lift limits to "none"; lower ratios from the leaves
     up; raise and set ratios from the root down; raise bursts.
     """
     goal, refused = _feasible(want, have, version, least)

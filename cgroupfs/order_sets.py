@@ -55,6 +55,7 @@ def order_sets(
     before they are taken wherever the rule allows, so that no CPU is ever in two sets that exchange it.
     """
     family = Family(have, want)
+    # v2 takes a set outside of the parent's: what is in effect is the part that both have.
     against = _infeasible(want, have, family) if version == 1 else {}
     goal = {path: want[path] for path in sorted(want, key=_depth_then_name) if path not in against}
 
@@ -65,6 +66,7 @@ def order_sets(
         moves.append(SetMove(path, goal[path], interim=False))
         now[path] = goal[path]
 
+    # The others: the group above has to grow first, or has the union of old and new while a child needs the old set.
     late: list[str] = []
     for path, mask in goal.items():  # from the root down
         if path in direct:

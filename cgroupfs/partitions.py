@@ -1,8 +1,8 @@
 """CPU sets of cgroup v2 that are not in effect, and the partitions that take the CPUs. Reads only.
 
-A group's ``cpuset.cpus`` is a wish on v2. A partition (``cpuset.cpus.partition`` is root or isolated) takes its CPUs
-from every group outside of it: a group all of whose CPUs are taken runs on those of the group above it, and its file
-shows the wish as before.
+A group's ``cpuset.cpus`` is a request on v2. A partition (``cpuset.cpus.partition`` is root or isolated) takes its
+CPUs from every group outside of it: a group all of whose CPUs are taken runs on those of the group above it, and its
+file shows the request as before.
 
 Source: kernel documentation, cgroup-v2, "Cpuset Interface Files"; kernel/cgroup/cpuset.c, update_prstate.
 """

@@ -82,7 +82,7 @@ class _Planner:
         self._order_bandwidth()
         for name in (*_PLAIN, *_DISK, *_REST):
             for change in self._left[name].values():
-                if CATALOG[name].one_way and self._goes_back(change):
+                if CATALOG[name].one_way and self._increases(change):
                     self._block(
                         change, "one way", f"the kernel does not allow increasing {name} again: recreate the group"
                     )
@@ -347,7 +347,7 @@ class _Planner:
                 guarded = change.knob == "memory.max" and not change.reclaim and self._tightens(change)
                 self._step(change, guard=_USED[1] if guarded else None)
 
-    def _goes_back(self, change: KnobChange) -> bool:
+    def _increases(self, change: KnobChange) -> bool:
         have = self._value(change.path, change.knob)
         return isinstance(have, int) and isinstance(change.want, int) and change.want > have
 

@@ -117,7 +117,7 @@ class TriggerSpec(Struct, frozen=True, kw_only=True):
             raise ValueError(f"a stall of {self.stall_us} us cannot happen within {self.window_us} us")
 
     def text(self) -> str:
-        """What is written. The newline matters: /proc/pressure overwrites the last byte, be it a digit."""
+        """What is written. The newline matters: /proc/pressure overwrites the last byte, also a digit."""
         return f"{'full' if self.full else 'some'} {self.stall_us} {self.window_us}\n"
 
     def fitted(self, *, privileged: bool) -> "TriggerSpec":
@@ -143,8 +143,8 @@ def has_sys_resource(status: str) -> bool:
 class PressureTrigger(trio.abc.AsyncResource):
     """An armed trigger; made by `open_trigger`, closed by leaving ``async with``. ``spec`` is what is in force.
 
-    trio cannot wait for the priority event that PSI sends, so the fd sits in an epoll of its own, and trio waits for
-    that to become readable.
+    trio cannot wait for the priority event that PSI sends, so the fd is in an epoll of its own, and trio waits until
+    that is readable.
     """
 
     def __init__(self, path: str, fd: int, spec: TriggerSpec) -> None:

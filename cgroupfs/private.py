@@ -74,7 +74,7 @@ class PrivateTree:
             raise cgroup_error(self._point, OSError(code, "mount"), "mount cgroup2")
 
     def close(self) -> None:
-        """Take our mount away, if it is one. Errors: `CgroupError`."""
+        """Unmount the hierarchy, if the mount is ours. Errors: `CgroupError`."""
         if self._mounted is not None or not self._is_mounted():
             return
         # A program that reads all mounts of the node (an exporter, another agent) may be using it.
@@ -165,7 +165,7 @@ class PrivateTree:
             except FileNotFoundError:
                 return
             except OSError as exc:
-                # One of them has forked meanwhile: the child was born in the group.
+                # One of them has forked meanwhile: the child is in the group.
                 if exc.errno != errno.EBUSY or left == 1:
                     raise cgroup_error(directory, exc, "remove") from exc
             else:

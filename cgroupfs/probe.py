@@ -15,8 +15,8 @@ _KEPT: Final = 64
 def cpus_in_effect(mounts: Hierarchy, group: str, files: FileOps = REAL) -> CpuSet:
     """The CPUs that the kernel gives a group: no group below it has others. Empty: not known.
 
-    v1 takes only CPUs that the parent has, so ``cpuset.cpus`` is in effect; on v2 it is a wish, which may be empty, and
-    ``cpuset.cpus.effective`` has the result.
+    v1 takes only CPUs that the parent has, so ``cpuset.cpus`` is in effect. On v2 it is a request, which may be empty,
+    and ``cpuset.cpus.effective`` has the result.
     """
     version = mounts.version("cpuset")
     if version is None:

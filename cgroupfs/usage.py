@@ -223,6 +223,7 @@ class UsageReader:
             cpu_ns=cpu_ns,
             periods=stat.get("nr_periods"),
             throttled_periods=stat.get("nr_throttled"),
+            # Nanoseconds on v1, microseconds on v2.
             throttled_ns=stat.get("throttled_time", _thousandfold(stat.get("throttled_usec"))),
         )
 

@@ -123,16 +123,16 @@ class _Watch(Generic[T]):
 
 @final
 class UnreadEvents:
-    """Whether the kernel has events for some watchers that were not read yet: one question for all of them.
+    """Whether the kernel has events for some watchers that were not read yet: one system call for all of them.
 
-    It is asked in each pass of the loop and between the slices of long work: a microsecond.
+    Tested in each pass of the loop and between the slices of long work: a microsecond.
     """
 
     def __init__(self) -> None:
         self._epoll: select.epoll | None = None
 
     def include(self, fd: int) -> None:
-        """Ask about this descriptor, too. Errors: none; without an epoll instance the answer is that there are none."""
+        """Test this descriptor, too. Errors: none; without an epoll instance no events are reported."""
         with suppress(OSError):
             if self._epoll is None:
                 self._epoll = select.epoll(1)
@@ -150,7 +150,7 @@ class UnreadEvents:
 
 @final
 class DirWatcher(Generic[T]):
-    """Watches directories and hands out events in batches. One task reads, any task of the loop adds and removes.
+    """Watches directories and returns their events in batches. One task reads, any task of the loop adds and removes.
 
     One directory has one watch: added again it keeps it (with the new mask and token), and under a second name
     (symbolic link, bind mount) the newer name wins.
@@ -240,7 +240,7 @@ class DirWatcher(Generic[T]):
         return True
 
     def remove(self, path: str) -> None:
-        """Take the watch away; nothing happens when there is none. Events still queued for it are dropped."""
+        """Remove the watch, if there is one. Events still queued for it are dropped."""
         self._polled.pop(path, None)
         self._forget(path)
 
@@ -340,7 +340,7 @@ class DirWatcher(Generic[T]):
         except BlockingIOError:
             return []
         except OSError as exc:
-            # What was in the queue may be lost; the descriptor remains readable, so not at once again.
+            # What was in the queue may be lost. The descriptor remains readable, so the next read waits.
             self._unreadable(exc)
             return [DirEvent(None, "", "", _Q_OVERFLOW)]
         # Unpacked here and not by inotify_simple: one loop and one tuple less per event, 20 µs of a cold wake-up.

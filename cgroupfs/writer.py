@@ -50,7 +50,7 @@ class BlockingJob(Generic[T]):
         self.ended = trio.Event()
 
     def holds(self, step: WriteStep) -> bool:
-        """Whether the kernel is at this very file."""
+        """Whether the kernel executes a write of this very file."""
         return self.at is not None and (self.at.path, self.at.file) == (step.path, step.file)
 
 
@@ -64,7 +64,7 @@ class BlockingWriter(Generic[T]):
         self._late: list[T] = []
 
     def at_work(self) -> BlockingJob[T] | None:
-        """Steps left in the kernel and still there; None: the thread is free."""
+        """The job whose wait is over and whose write the kernel still executes; None: the thread is free."""
         self._collect()
         return self._left
 
@@ -83,7 +83,7 @@ class BlockingWriter(Generic[T]):
     async def run(self, steps: Sequence[WriteStep], do: Callable[[WriteStep], T], done: list[T]) -> None:
         """Do the steps in the thread, and add their results to ``done``.
 
-        Cancelled: the step that the kernel is at is left there, and none after it is started.
+        Cancelled: the step that the kernel executes is left there, and none after it is started.
         """
         job = BlockingJob[T]()
         token = trio.lowlevel.current_trio_token()

@@ -1,7 +1,7 @@
 """Control groups: bypassd's, by their prefix, made under the hardware's budget, filled, and removed again.
 
 Groups of other names are never changed. The kernel's own message (``last_cmd_status``) is part of every refusal. All
-calls are synchronous and slow: they belong into a worker thread, never into the loop.
+calls are synchronous and slow: for a worker thread, never in the event loop.
 
 Source: kernel documentation, filesystems/resctrl.
 """
@@ -49,8 +49,8 @@ class MoveResult(Struct, frozen=True, kw_only=True):
 def numbers(text: str) -> set[int]:
     """The ids of a tasks file. Errors: `ValueError`.
 
-    In portions: between two of them other threads of this process get their turn, which one long conversion would keep
-    waiting (1 ms for 10,000 ids).
+    In portions, between which other threads of this process can run: one conversion of 10,000 ids keeps the interpreter
+    for 1 ms.
     """
     parts = text.split()
     result: set[int] = set()
@@ -113,8 +113,8 @@ def expel(files: GroupFiles, directory: str, threads: Threads, to: str) -> int:
     before ``threads``: a thread that a member forks meanwhile is in both.
     """
     inside = members(files, directory)
-    strangers = sorted(inside - set(threads()))[:MOST_WRITES]
-    return sum(_put(files, to, tid) == 0 for tid in strangers)
+    others = sorted(inside - set(threads()))[:MOST_WRITES]
+    return sum(_put(files, to, tid) == 0 for tid in others)
 
 
 def _put(files: GroupFiles, directory: str, tid: int) -> int:
@@ -233,7 +233,7 @@ class ControlGroups:
         return todo
 
     def status(self) -> str:
-        """The kernel's last word on what it refused; "" where it has none.
+        """The kernel's last message about a refusal; "" where it has none.
 
         The file grows line by line until a command clears it: its end is about the newest.
         """

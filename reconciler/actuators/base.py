@@ -101,7 +101,7 @@ class ActuatorKind(Struct, frozen=True, kw_only=True):
 
 
 class AuxiliaryActuator(ABC):
-    """The interface of an auxiliary actuator. What one does not have is as if there were none of it."""
+    """The interface of an auxiliary actuator. What only some have, as a measurement, has a default: none."""
 
     name: str
     """Of its component and of its state section, such as ``resctrl``."""

@@ -257,7 +257,7 @@ class NodeMarker(PeriodicActuator):
     # The interface of an auxiliary actuator
 
     def planned(self, situation: PlanSnapshot) -> None:
-        """A reconciliation is over. Only another wish, or what an earlier run left, wakes a sweep."""
+        """A reconciliation is over. Only another wanted mark or hold wakes a sweep, or what an earlier run left."""
         before = self._worker.situation
         wanted = _wanted(situation)
         changed = before is None or _wanted(before) != wanted or before.holds != situation.holds
@@ -286,7 +286,7 @@ class NodeMarker(PeriodicActuator):
             return await self._remove(self._rows.now.rows.values())
 
     def api_usable(self) -> bool:
-        """What has failed does not wait any longer, but for a delay that the API server requests."""
+        """Retry what has failed now, except within a delay that the API server has requested."""
         if not self._failures:
             return False
         self._failures, self._retry_at = 0, self._allowed_at
@@ -329,6 +329,7 @@ class NodeMarker(PeriodicActuator):
         held = holding(situation.holds, path=self._client().path, knob=NODE_MARK, pod_uid=None) is not None
         field = None if wanted is None or held else _field(wanted.mark)
         path = self._client().path
+        # Of another setting before, or of the node's earlier name.
         stale = [row for name, row in self._rows.now.rows.items() if name != field or row.path != path]
         failed = False
         if stale and not held:
@@ -390,6 +391,7 @@ class NodeMarker(PeriodicActuator):
         if present == text and row is not None:
             self._confirmed = node.uid
             return MarkState.IN_PLACE, shown
+        # Without a row an equal mark is another client's, too.
         if present is not None and (row is None or present not in row.ours):
             return MarkState.FOREIGN, f"{shown} has a value of another client{_writer(node, field)}; unchanged"
         if present is None and self._confirmed == node.uid:

@@ -323,7 +323,7 @@ def _facts(line: LinkState, well: str) -> dict[str, object]:
 
 
 def _pods_of(pods: PodCeiling) -> Mapping[str, str]:
-    return {name: redirect.pod_uid for name, redirect in sorted(pods.cables.items())}
+    return {name: redirect.pod_uid for name, redirect in sorted(pods.redirects.items())}
 
 
 def _build(context: ActuatorContext) -> NetworkLoop:

@@ -1,4 +1,4 @@
-"""Groups of this machine's own kernel for tests that need the real thing: made below one name, removed afterwards."""
+"""Groups of this machine's own kernel, for tests on it: made below one name, removed afterwards."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""The probe on fake kernels of several ages and makers, and on this machine's."""
+"""The probe on fake kernels of several versions and distributors, and on this machine's."""
 
 from pathlib import Path
 from typing import Literal

@@ -1,4 +1,4 @@
-"""The trial of a cache share on a model of resctrl: a group with the smallest share, gone afterwards."""
+"""The trial of a cache share on a model of resctrl: a group with the smallest share, removed afterwards."""
 
 from contextlib import suppress
 from pathlib import Path

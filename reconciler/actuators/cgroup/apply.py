@@ -115,6 +115,7 @@ class CgroupActuator:
 
     async def apply(self, targets: Sequence[GroupTarget]) -> None:
         """Apply the wanted settings. A file's failure never raises: it is recorded, reported and retried."""
+        # First: the comparison below rests on what these writes have left in the files.
         await self._collect_finished()
         for target in targets:
             self._retract(target)
@@ -123,6 +124,7 @@ class CgroupActuator:
         for target in targets:
             with self.judge.errors.contained(pod_key(target.pod_uid) if target.pod_uid is not None else NODE):
                 work += self.judge.detect(target)
+            # Also a group in which nothing is written: a later value of another program is to be noticed.
             if target.group.path in self.judge.in_place:
                 self._follower.follow(target.group.path)
             await slices.checkpoint()
@@ -187,6 +189,7 @@ class CgroupActuator:
         """
         if target.container is None:
             return
+        # The first signal that this run has seen of the container.
         created = target.signalled and target.container.id not in self._begun
         self._begun |= {target.container.id} if target.signalled else set()
         for entry in self._ledger.group(target.group.path):
@@ -320,7 +323,7 @@ class CgroupActuator:
         return True
 
     def _unwritten(self, work: FileWrite) -> LedgerEntry | None:
-        """The entry of a file that bypassd has not written yet, and that none of its writes has the kernel reset."""
+        """The entry of a file that bypassd has not written yet, and that no write of it makes the kernel reset."""
         entry = self._ledger.get(work.key)
         if entry is None or entry.writer or work.within:
             return None
@@ -446,7 +449,7 @@ class CgroupActuator:
         for outcome in self._writer.finished():
             work = self._under_way.pop((outcome.step.path, outcome.step.knob), None)
             if work is None:
-                continue
+                continue  # its group was removed meanwhile
             await self._record_outcome(outcome, work)
             if outcome.ok and not work.within:
                 # The wanted value may have changed meanwhile.
@@ -510,6 +513,7 @@ class CgroupActuator:
             self.judge.statuses.record(work, SettingState.DUE, str(error))
             self.judge.statuses.recheck(work, time.monotonic())
             return
+        # Possibly for a group inside that was made since they were read.
         if error is not None and work.knob.name in SETS and error.errno in _BETWEEN_FILES:
             self._inner.refused(work.place)
         if error is not None and await self._is_overtaken(work, error.errno):
@@ -535,6 +539,7 @@ class CgroupActuator:
         self.judge.statuses.done(work)
         self.judge.control_files.actual[work.place] = work.knob.decode(outcome.after, work.version)
         if work.part:
+            # The state of the setting follows with the second write.
             self.writes[work.knob.name, "written"] += 1
             self._ledger.wrote(work.key, before=outcome.before, after=outcome.after)
             return

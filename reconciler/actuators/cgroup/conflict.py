@@ -269,7 +269,7 @@ class ForeignWriteHandler:
         if decision.action is ConflictAction.REASSERT:
             return True
         if decision.action is ConflictAction.HOLD:
-            until = time.time() + (decision.check_at or now) - now
+            until = time.time() + (decision.check_at or now) - now  # a hold ends by the wall clock
             self._on_hold(Hold(target=file_target(*work.place), reason="set manually", by=process, until=until))
         state = _STATES[decision.action]
         last = self._statuses.get(work.place)

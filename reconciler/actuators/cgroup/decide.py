@@ -443,7 +443,7 @@ class ChangeDetector:
     def _hangs(self, work: FileWrite) -> str | None:
         """Why a limit of memory would stop the group instead of bounding it; None: it would not.
 
-        v1 without its OOM killer: at the limit every process waits until memory becomes free, which is for ever.
+        v1 without its OOM killer: at the limit every process waits for free memory, for ever.
         """
         if work.knob.name not in MEMORY_PAIR or work.version != 1 or work.setting is None or work.setting.value is None:
             return None

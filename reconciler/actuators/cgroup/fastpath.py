@@ -28,7 +28,7 @@ RUNC_INIT = "runc:["
 _MOST_THREADS: Final = 64
 """Threads of an init that are set at the signal; where its program runs already, the next sweep sets the others."""
 MOST_MISSED: Final = 1000
-"""Signals that are kept while nothing is prepared for them: it never is for containers of no pod, or that end at once."""
+"""Signals that are kept while nothing is prepared for them. Containers of no pod, or that end at once, never are."""
 _ROUNDS: Final = 2
 """A thread that another one of the init has started meanwhile is found by the second listing."""
 

@@ -436,7 +436,7 @@ class InnerGroups:
         if write.version != 1 and write.place not in self._refusing:
             return False
         if write.place in self._inside:
-            return True
+            return True  # an unfinished change continues
         with suppress(OSError):
             # The containers of a pod are not its groups inside; a container has any number of them.
             names = self._files.groups(write.directory, READ_AT_ONCE)
@@ -526,6 +526,7 @@ def walk(
 
     def names(above: str, most: int) -> list[str]:
         found = files.groups(hierarchy.directory(controller, above), most)
+        # A pod's containers are managed themselves.
         return [name for name in found if parse(f"{top}/{name}") is None] if above == top else found
 
     for path in groups_below(names, top, MOST_GROUPS):

@@ -235,6 +235,7 @@ async def _ordered(
     for restore in pending:
         changes.append(_change(restore, versions[restore.entry.controller]))
         await slices.checkpoint()
+    # Thousands of changes take too long in the event loop.
     if len(changes) <= _AT_ONCE:
         plan = order_changes(changes, around, versions)
     else:

@@ -316,6 +316,7 @@ def clear_all(
     taken: Counter[int] = Counter()
     failed: dict[int, str] = {}
     for _ in range(_ROUNDS):
+        # A cookie that was refused once would be refused again.
         holders = {
             tid: cookie for tid, cookie in cookie_threads(prctl, ours, only, proc).items() if cookie not in failed
         }

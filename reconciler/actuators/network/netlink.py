@@ -169,7 +169,7 @@ class Links:
             pass
 
     def queue(self, index: int, parent: int, limit: int) -> None:
-        """Have a class queue at most so many bytes, first in first out; what comes then is dropped."""
+        """Have a class queue at most ``limit`` bytes, first in first out; packets beyond it are dropped."""
         body = _FILTER.pack(0, index, 0, parent, 0)
         body += _packed(_TCA_KIND, b"bfifo\0") + _packed(_TCA_OPTIONS, struct.pack("=I", limit))
         for _ in self._request(_NEW_QDISC, _SET, body, 0):

@@ -233,20 +233,20 @@ class PodCeiling:
         self._counted: dict[int, tuple[int, int, int]] = {}
 
     @property
-    def cables(self) -> Mapping[str, Redirect]:
+    def redirects(self) -> Mapping[str, Redirect]:
         """All veth devices whose packets are redirected to our IFB."""
-        return self._mine.redirects
+        return self._own.redirects
 
     @property
-    def _mine(self) -> Redirects:
+    def _own(self) -> Redirects:
         return self._rows.now.of(self.direction)
 
-    async def _save(self, mine: Redirects) -> None:
-        await self._rows.save(self._rows.now.with_(self.direction, mine))
+    async def _save(self, own: Redirects) -> None:
+        await self._rows.save(self._rows.now.with_(self.direction, own))
 
     @property
     def has_redirects(self) -> bool:
-        return bool(self.cables) and self._ifb is not None
+        return bool(self.redirects) and self._ifb is not None
 
     async def bring(
         self,
@@ -287,7 +287,7 @@ class PodCeiling:
         steps = decide(
             view,
             links,
-            self.cables,
+            self.redirects,
             situation.holds,
             direction=self.direction,
             beside=self._rows.now.of(self.direction.other).redirects,
@@ -311,7 +311,7 @@ class PodCeiling:
         """The feature is off: remove everything."""
         self.statuses, self.in_host = {}, 0
         self.forget_rates()
-        if not self._mine:
+        if not self._own:
             self.problem = ""
             return
         done, left = await self._worker.work(partial(undo_pods, self._tc, self._rows.now))
@@ -364,9 +364,10 @@ class PodCeiling:
         with self._namespaces() as spaces:
             namespaces = spaces.of(be)
             own_network = {uid: space for uid, space in namespaces.items() if space.inode != spaces.own}
+            # Only beside a BE pod with a namespace of its own: each namespace is an open file.
             others = [pod for pod in pods.values() if own_network and pod.pod_class is not PodClass.RECLAIMED]
             shared = {space.inode: pods[uid].title for uid, space in spaces.of(others).items()}
-            cables = self._tc.veths(
+            veths_of = self._tc.veths(
                 {uid: namespace.file for uid, namespace in own_network.items() if namespace.inode not in shared}
             )
         places = {}
@@ -379,10 +380,12 @@ class PodCeiling:
             elif space.inode in shared:
                 places[pod.uid] = PodLinks(problem=f"shares its network namespace with {shared[space.inode]}")
             else:
-                places[pod.uid] = PodLinks(veths=cables[pod.uid])
-        devices = self._tc.devices() if self.cables else {}
+                places[pod.uid] = PodLinks(veths=veths_of[pod.uid])
+        devices = self._tc.devices() if self.redirects else {}
         present = {
-            name for name, redirect in self.cables.items() if name in devices and devices[name].index == redirect.index
+            name
+            for name, redirect in self.redirects.items()
+            if name in devices and devices[name].index == redirect.index
         }
         ifb = self._tc.ifb()
         indices = {link.index for place in places.values() for link in place.veths}
@@ -392,6 +395,7 @@ class PodCeiling:
         }
         fresh = self._tc.filters_of(sorted(indices - cached.keys()))
         past: Mapping[int, int] = {}
+        # With full readings only, which `_bypassing` compares.
         if not unchanged and self.direction is Direction.RECEIVED:
             veths = [link for place in places.values() for link in place.veths]
             past = self._tc.handed_past([link for link in veths if fresh[link.index].redirects_to is not None])
@@ -435,12 +439,12 @@ class PodCeiling:
             if steps.redirect:
                 if links.ifb is not None and links.ifb.problem:
                     raise SourceError(NAME, links.ifb.problem)  # noqa: TRY301  # as what the kernel refuses
-                steps = replace(steps, redirect=_with_slots(steps.redirect, self.cables))
-                await self._save(Redirects(ifb=True, redirects={**self.cables, **steps.redirect}))
+                steps = replace(steps, redirect=_with_slots(steps.redirect, self.redirects))
+                await self._save(Redirects(ifb=True, redirects={**self.redirects, **steps.redirect}))
             failed = await self._worker.work(partial(self._write, steps, rate, most, done))
             finished = {*steps.release, *steps.forget, *failed} - {name for name, message in failed.items() if message}
-            remaining = {name: redirect for name, redirect in self.cables.items() if name not in finished}
-            await self._save(replace(self._mine, redirects=remaining))
+            remaining = {name: redirect for name, redirect in self.redirects.items() if name not in finished}
+            await self._save(replace(self._own, redirects=remaining))
         except (SourceError, StoreError) as exc:
             # A step that is in the store and was not done is found by the next reading.
             return {redirect.pod_uid: str(exc) for redirect in steps.redirect.values()}, str(exc)
@@ -455,7 +459,7 @@ class PodCeiling:
                 failed[name] = result.detail
         if self._ifb is not None:
             for name in sorted({*steps.release, *steps.forget} - failed.keys()):
-                self._tc.remove_class(self._ifb.index, self.cables[name].slot)
+                self._tc.remove_class(self._ifb.index, self.redirects[name].slot)
         if steps.redirect:
             index = self._ensure_ifb(rate)
             for name, redirect in sorted(steps.redirect.items()):
@@ -483,10 +487,10 @@ class PodCeiling:
         self.problem = message
 
 
-def _with_slots(due: Mapping[str, Redirect], cables: Mapping[str, Redirect]) -> dict[str, Redirect]:
+def _with_slots(due: Mapping[str, Redirect], redirects: Mapping[str, Redirect]) -> dict[str, Redirect]:
     """Assign a slot to each: its former one, or the lowest free one. Errors: `SourceError`: no slot is free."""
-    slots = {name: cables[name].slot for name in due if name in cables and cables[name].slot}
-    taken = {redirect.slot for name, redirect in cables.items() if name not in due} | set(slots.values())
+    slots = {name: redirects[name].slot for name in due if name in redirects and redirects[name].slot}
+    taken = {redirect.slot for name, redirect in redirects.items() if name not in due} | set(slots.values())
     free = (slot for slot in range(1, SLOTS + 1) if slot not in taken)
     placed = {name: replace(redirect, slot=slots.get(name) or next(free, 0)) for name, redirect in due.items()}
     if not all(redirect.slot for redirect in placed.values()):

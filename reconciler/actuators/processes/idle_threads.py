@@ -178,8 +178,8 @@ class IdleThreads(ProcessValueActuator):
     async def prepare(self) -> None:
         """Make the rows of containers in creation durable, then prepare the fast path for their inits.
 
-        Where the signal has come meanwhile, the class is set at once if the program was not executed yet; else the
-        sweep, which also looks at what its threads have by themselves, has to do it.
+        Where the signal came meanwhile, the class is set at once if the program was not executed yet; else by the
+        sweep, which also reads the policies that its threads have set themselves.
         """
         fresh = {cid: item for cid, item in self._created.items() if not self._fastpath.is_init_prepared(cid)}
         self._late = {
@@ -190,7 +190,7 @@ class IdleThreads(ProcessValueActuator):
         if not records or not await self._save(partial(with_records, records)):
             return
         for cid, item in due.items():
-            # A hold, another mode or a restore may have come meanwhile: then it is in neither.
+            # After a hold, another mode or a restore in between it is in neither.
             if self._created.get(cid) == item:
                 self._fastpath.prepare_init(cid, procs=item.procs, done=partial(self._on_init, cid, item.path))
             elif self._late.pop(cid, None) == item:

@@ -399,6 +399,7 @@ class ResctrlActuator:
 
     async def _apply(self, request: CacheRequest, situation: PlanSnapshot, reading: ResctrlReading) -> None:
         capability = reading.capability
+        # Durable before the first group is made, and before the default group is changed.
         await self._mount.save(replace(self._mount.state, groups=True))
         if self._plan.default is not None:
             await self._mount.save(about_to_write(self._mount.state, reading.default, self._plan.default))

@@ -1,4 +1,4 @@
-"""A machine with a strict model of the kernel's resctrl, pods on it, and the agent's part that divides it."""
+"""A machine with a strict model of the kernel's resctrl, pods on it, and the cache loop."""
 
 from collections import Counter
 from collections.abc import Callable

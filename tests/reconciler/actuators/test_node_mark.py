@@ -1,4 +1,4 @@
-"""The mark on the node's object: others' taints stay, a crash at any point is undone, and what is refused is said.
+"""The mark on the node's object: others' taints stay, a crash at any point is undone, and refusals are reported.
 
 Longer than other modules because every case begins with the same server, node and store, and asks what is on the node.
 """

@@ -1,4 +1,4 @@
-"""Files with a line per disk through the actuator: written device by device, taken back, also after a kill half-way."""
+"""Files with a line per disk: written and restored device by device, also after a kill between two of the writes."""
 
 import contextlib
 from pathlib import Path

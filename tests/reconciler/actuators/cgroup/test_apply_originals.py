@@ -1,4 +1,4 @@
-"""The original is the value that bypassd's first write replaces, however long after its record that write is."""
+"""The original is the value that bypassd's first write replaces, also where that is long after it was recorded."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Groups that a tenant has made inside a container follow its CPU set, and have their own set back afterwards."""
+"""Groups that a tenant has made inside a container follow its CPU set; afterwards their own set is restored."""
 
 import errno
 import time

@@ -1,4 +1,4 @@
-"""Restoring without a daemon: original, ours, the record, and what is there now; each file gets what it would have."""
+"""Restore without a daemon, by the original, the values of ours, the record and the present value of each file."""
 
 import json
 import os

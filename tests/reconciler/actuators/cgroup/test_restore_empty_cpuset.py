@@ -1,4 +1,4 @@
-"""What was empty on v2 cannot be empty again: it becomes all that the group above has."""
+"""A v2 set that was empty cannot be emptied again: it is restored to all CPUs of the group above."""
 
 from collections.abc import Iterator
 from pathlib import Path

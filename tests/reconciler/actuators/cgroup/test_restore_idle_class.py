@@ -1,4 +1,4 @@
-"""The idle class hides a group's weight and forgets it: what was there is there again afterwards, however it ends."""
+"""The idle class hides a group's weight, and its end resets it: the earlier weight is restored after any end."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Nothing stays frozen without a watcher, however the daemon ends."""
+"""No group remains frozen after the daemon has ended, in any way."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which threads are to get which cookie."""
+"""Which cookie each thread is to get."""
 
 import pytest
 from hypothesis import given

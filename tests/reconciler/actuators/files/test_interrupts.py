@@ -1,4 +1,4 @@
-"""Interrupts leave the CPUs that pods own, and have their own places again, also after a crash."""
+"""Interrupts are moved off the CPUs that pods own, and restored to their own places, also after a crash."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""The kernel's memory marks: what is written, what is left alone, and how all of it is undone, also after a crash."""
+"""The kernel's memory watermarks: what is written, what remains unchanged, and the restore, also after a crash."""
 
 import errno
 import os

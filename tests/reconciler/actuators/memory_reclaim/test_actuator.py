@@ -1,4 +1,4 @@
-"""The reclaimer on fake kernels: what is requested of them, one thing at a time, bounded, and ended when not wanted."""
+"""Memory reclaim on fake kernels: the requests, one at a time, bounded, and cancelled when no longer wanted."""
 
 import errno
 import threading

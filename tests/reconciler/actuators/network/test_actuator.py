@@ -1,4 +1,4 @@
-"""The tree on an interface, round by round, on a traffic control in memory; and what a kill at any step leaves."""
+"""The HTB tree of an interface, round by round, on a traffic control in memory; restores after a kill at any step."""
 
 import contextlib
 from collections.abc import Iterator

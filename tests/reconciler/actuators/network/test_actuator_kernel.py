@@ -1,4 +1,4 @@
-"""The tree on a real interface: two network namespaces of the test's own, a cable between them, and real senders."""
+"""The HTB tree of a real interface: two network namespaces of the test's own, a veth pair between, and real senders."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""BE pods led through our device, round by round on a network in memory; and what a kill at any step leaves."""
+"""BE pods redirected to our IFB, round by round on a network in memory; and the restore after a kill at any step."""
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence

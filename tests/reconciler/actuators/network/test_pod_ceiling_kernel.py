@@ -1,4 +1,4 @@
-"""Leading a pod's packets on the running kernel: namespaces of the test's own, filters of others, and kills amid it."""
+"""Redirects of a pod's packets on the running kernel: namespaces of the test's own, filters of others, and kills."""
 
 import contextlib
 import os

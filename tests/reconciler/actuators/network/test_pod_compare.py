@@ -1,4 +1,4 @@
-"""What is to be done for BE pods' cables, case by case."""
+"""The due steps for BE pods' veth devices, case by case."""
 
 from collections.abc import Mapping
 

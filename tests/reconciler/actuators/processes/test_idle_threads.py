@@ -1,7 +1,7 @@
-"""The idle class on this machine's own threads: given, inherited, kept, taken back, over deaths of the agent.
+"""The idle class on this machine's own threads: set, inherited, kept and restored, also after the agent was killed.
 
-Longer than other modules because each case begins with the same live threads and ends with the same question: whose is
-the class now?
+Longer than other modules because each case begins with the same live threads and ends with the same check: whose
+class it is.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""BE processes' oom_score_adj on this machine's own processes: given, kept, taken back, over deaths of the agent."""
+"""oom_score_adj of this machine's own processes: set, kept and restored, also after the agent was killed."""
 
 import os
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""How often the part that divides the cache looks for resctrl."""
+"""How often the cache loop reads whether resctrl is available."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Everything that was done to resctrl is undone: switched off, restored, after a kill, for one pod alone."""
+"""All changes of resctrl are undone: by the policy switched off, by a restore, after a kill, and of one pod alone."""
 
 from collections import Counter
 from pathlib import Path
