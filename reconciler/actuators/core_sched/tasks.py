@@ -210,12 +210,15 @@ def observe(
 
 
 def _thread_ids(directory: str, file: str, files: FileOps) -> Iterator[int]:
-    yield from map(int, files.read(directory, file).split())
-    for inner in files.groups(directory):
+    # Not recursive: a tenant nests groups deeper than the call stack may be.
+    pending = [directory]
+    while pending:
+        group = pending.pop()
         try:
-            yield from _thread_ids(f"{directory}/{inner}", file, files)
+            yield from map(int, files.read(group, file).split())
+            pending += [f"{group}/{name}" for name in files.groups(group)]
         except OSError as exc:
-            if exc.errno not in _GONE:
+            if group == directory or exc.errno not in _GONE:
                 raise
 
 
