@@ -215,6 +215,7 @@ def _parse(text: bytes) -> list[_CgroupMount]:
     pairs: list[tuple[str, _CgroupMount]] = []
     for line in lines_of(text):
         fields = line.split(b" ")
+        # The dash follows a varying number of optional fields.
         if b"-" not in fields[6:] or len(fields) < fields.index(b"-", 6) + 4:
             continue
         ident, parent = fields[0].decode("ascii", "replace"), fields[1].decode("ascii", "replace")
@@ -234,6 +235,7 @@ def _parse(text: bytes) -> list[_CgroupMount]:
                     root=os.fsdecode(_unescape(fields[3])),
                     fstype=os.fsdecode(fstype),
                     options=parts,
+                    # The options of the file system, and those of the mount.
                     writable="ro" not in parts and b"ro" not in fields[5].split(b","),
                     order=len(points),
                 ),

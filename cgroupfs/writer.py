@@ -92,6 +92,7 @@ class BlockingWriter(Generic[T]):
             job.began = True
             try:
                 for step in steps:
+                    # Before the test: after `run` has abandoned the job, no other step than this one is executed.
                     job.at = step
                     if job.abandoned:
                         return
@@ -110,6 +111,7 @@ class BlockingWriter(Generic[T]):
             over = job.over
             job.returned = len(job.done)
             done += job.done[: job.returned]
+            # A job that has not begun executes nothing any more.
             if job.began and not over:
                 self._left = job
 

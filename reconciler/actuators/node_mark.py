@@ -433,6 +433,7 @@ class NodeMarker(PeriodicActuator):
                 # It is not there because of this removal, also where that had no answer.
                 self._confirmed = ""
             if result.over:
+                # Before `_late_until` a request without an answer may still set the mark: its row stays.
                 if result.undo is RestoreOutcome.FOREIGN or self._clock() >= self._late_until:
                     finished.add(row.field)
                 self.counts["removed"] += result.undo is RestoreOutcome.RESTORED

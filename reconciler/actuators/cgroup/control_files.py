@@ -104,6 +104,7 @@ class ControlFileCache:
         self.covered: tuple[str, ...] = ()
         """Files and directories that are not the kernel's now: something is mounted over them."""
         self.files = files
+        # Looked up for every file in each pass.
         self._forms = {
             knob.name: (knob, mount.version, mount, name)
             for knob in CATALOG.values()

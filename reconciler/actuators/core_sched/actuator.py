@@ -180,6 +180,7 @@ class CoreSched(PeriodicActuator):
             # A copy: the event loop changes its own meanwhile. Thousands of threads take milliseconds: not in the loop.
             read = partial(self._read, where, wanted, dict(self._ours), left, written)
             observed, steps = await self._worker.work(read)
+            # What was refused, or could not be recorded, would be so again.
             if not steps or self._unrecorded or refused:
                 break
             for first in range(0, len(steps.assignments), _AT_ONCE):

@@ -146,7 +146,10 @@ class InterruptFiles:
 
 
 def target_of(original: CpuSet, avoid: CpuSet, free: CpuSet, topology: Topology) -> CpuSet:
-    """Where an interrupt may be delivered while pods own the CPUs to avoid."""
+    """Where an interrupt may be delivered while pods own the CPUs to avoid.
+
+    The rest of its own CPUs, else the free CPUs of its NUMA nodes, else all free ones.
+    """
     if rest := (original & topology.online) - avoid:
         return rest
     near = CpuSet.union(cpus for node in topology.nodes() if (cpus := topology.node_cpus(node)) & original)
@@ -281,7 +284,7 @@ class InterruptPlaces(PeriodicActuator):
     def _compare(self, number: int, plan: InterruptPlan, topology: Topology, seen: _Sweep) -> None:
         now, before = self._access.cpus(number), self._rows.now.by_number.get(number)
         if before is None and not now & plan.avoid:
-            return
+            return  # most are such: one read each
         device = self._access.device(number)
         if before is not None and device != before.device and str(now) not in before.ours:
             seen.gone.add(number)  # the number was given to another device
@@ -299,7 +302,7 @@ class InterruptPlaces(PeriodicActuator):
                 seen.back[number] = before
             return
         wanted = target_of(original, plan.avoid, plan.free, topology)
-        if now != wanted and device:
+        if now != wanted and device:  # one without a device serves nothing
             # The place that is in force, not the last recorded: a kill may have come between the two.
             last = (str(now),) if before is not None and now != original else ()
             place = MovedInterrupt(device=device, original=str(original), ours=(*last, str(wanted)))
