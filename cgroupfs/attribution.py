@@ -394,7 +394,7 @@ class FanotifyWatch:
             try:
                 if mask & _FAN_Q_OVERFLOW:
                     batch.append(ObservedWrite("", "", "", UNKNOWN_WRITER, lost=True))
-                elif pid != self._own and version == _FAN_VERSION:  # own writes first: they are the most frequent
+                elif pid != self._own and version == _FAN_VERSION:  # own writes are reported, too
                     write = self._decode(fd, pid, writers)
                     if write is not None:
                         batch.append(write)

@@ -168,7 +168,7 @@ class DirWatcher(Generic[T]):
         self._events = 0
         self._overflows = 0
         self._next_poll = 0.0
-        """Trio's clock; 0: not known before the task waits, as directories may be added before trio runs."""
+        """Trio's clock; 0: set when the task waits next."""
         self._next_retry = 0.0
         self._held_until = 0.0
         """No read before it: the last one failed."""

@@ -398,7 +398,7 @@ class NodeMarker(PeriodicActuator):
             return MarkState.REMOVED, f"{shown} is not set again before the node has been open{_writer(node, field)}"
         fresh = MarkRow(path=client.path, field=field, ours=_texts(row, present, text), reason=wanted.reason)
         await self._rows.save(MarkRows(rows={**self._rows.now.rows, field: fresh}))
-        # Any other end than an answer (the connection is lost, or this task cancelled) leaves the request open.
+        # A conflict and a refusal are final; after any other end the request may still be carried out.
         before, self._late_until = self._late_until, self._clock() + _LATE_S
         try:
             node = await _put(client, node, field, text, last=last)

@@ -454,7 +454,10 @@ class InnerGroups:
         return write._replace(raw=actual, actual=actual, text=actual, action=action, part=False)
 
     def _walk(self, write: FileWrite) -> Iterator[InnerSet]:
-        """The groups inside, with their own sets by the ledger. Rows of values that the tenant has written since go."""
+        """The groups inside, with their own sets by the ledger.
+
+        A value that the tenant has written since is its own from then on: its row is dropped.
+        """
         for group in walk(self._hierarchy, self._files, write.key, write.knob, write.version):
             key = self._key(write, group.path)
             entry = self._ledger.get(key)
