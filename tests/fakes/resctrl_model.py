@@ -113,6 +113,8 @@ class ResctrlModel:
         self.shape, self.release, self.root = shape, release, root.rstrip("/")
         self.fake_tasks = FakeTasks()
         self.deeds: list[Deed] = []
+        self.writer_in = ""
+        """The group of who writes to the model, which moves itself with 0; "" is the default one."""
         self.before: Callable[[Deed], None] | None = None
         self.options: Options = ()
         self.control: dict[str, Group] = {}
@@ -389,6 +391,9 @@ class ResctrlModel:
         """One thread. What a list of them does differs between kernels; bypassd writes none."""
         self._status.clear()
         tid = int(text) if text.strip().isdecimal() else fail(errno.EINVAL)
+        if tid == 0:
+            self.writer_in = group.path
+            return
         if tid not in self.fake_tasks.groups:
             self._refuse(f"No task {tid}", errno.ESRCH)
         now = self.fake_tasks.groups[tid] or self.control[""]

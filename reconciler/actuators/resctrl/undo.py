@@ -235,7 +235,8 @@ def threads_of(hierarchy: Hierarchy, path: str, files: FileOps = REAL) -> set[in
     texts = [hierarchy.trigger_directory(path)]
     for directory in texts:
         try:
-            result |= numbers(files.read(directory, file))
+            # 0 is a thread outside this pid namespace; written to a group, it moves the writer itself.
+            result |= numbers(files.read(directory, file)) - {0}
             texts += [f"{directory}/{name}" for name in files.groups(directory)]
         except OSError:
             continue

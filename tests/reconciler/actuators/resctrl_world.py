@@ -42,7 +42,7 @@ SYSTEM = varied(
 
 
 class Boxes:
-    """The cgroup files of pods: their threads, which live in the model."""
+    """The cgroup files of pods: their threads, which live in the model; 0 is one outside the pid namespace."""
 
     def __init__(self, model: ResctrlModel) -> None:
         self._model = model
@@ -51,7 +51,7 @@ class Boxes:
     def read(self, directory: Any, file: str) -> str:
         assert file == "tasks"
         alive = self._model.fake_tasks
-        tids = [tid for pid in self.pids.get(str(directory), []) for tid in alive.tids(pid)]
+        tids = [tid for pid in self.pids.get(str(directory), []) for tid in (alive.tids(pid) if pid else (0,))]
         if str(directory) not in self.pids:
             raise FileNotFoundError(directory)
         return "".join(f"{tid}\n" for tid in tids)

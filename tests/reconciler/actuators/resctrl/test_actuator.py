@@ -42,6 +42,14 @@ async def test_all_threads_of_be_pods_share_a_group_and_online_ones_stay(world: 
     assert WEB.group.path not in world.side.statuses
 
 
+async def test_a_thread_outside_the_pid_namespace_does_not_move_the_daemon(world: World) -> None:
+    world.config = NO_MONITOR
+    seen = world.spawn(BATCH)
+    world.boxes.pids[f"/cpuset{BATCH.containers[0].group.path}"].append(0)
+    await world.sweep(BATCH)
+    assert (world.places(seen), world.model.writer_in) == ([BE], "")
+
+
 async def test_the_second_sweep_writes_nothing(world: World) -> None:
     world.spawn(BATCH, 3)
     world.spawn(WEB)
