@@ -19,6 +19,7 @@ _PART: Final = 1 << 20
 _NULL: Final = os.makedev(1, 3)
 """``/dev/null``. Source: the kernel's list of devices, admin-guide/devices."""
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_NESTED: Final = frozenset({dict, list})
 _S = TypeVar("_S")
 _T = TypeVar("_T")
 
@@ -100,17 +101,20 @@ def decoded(decode: Callable[[_S], _T], data: _S, *, deepest: int | None = None)
 
 
 def is_shallow(value: object, deepest: int) -> bool:
-    """Whether lists and maps are inside each other at most so deep: a deeper value breaks later recursion."""
+    """Whether lists and maps are inside each other at most so deep: a deeper value breaks later recursion.
+
+    ``value``: as a decoder makes it, whose lists and maps are no subclasses.
+    """
     # By level and not by recursion, which is what it guards against.
-    level: list[Any] = [value] if isinstance(value, dict | list) else []
+    level: list[Any] = [value] if type(value) in _NESTED else []
     for _ in range(deepest):
         if not level:
             return True
         level = [
             inner
             for entry in level
-            for inner in (entry.values() if isinstance(entry, dict) else entry)
-            if isinstance(inner, dict | list)
+            for inner in (entry.values() if type(entry) is dict else entry)
+            if type(inner) in _NESTED
         ]
     return not level
 

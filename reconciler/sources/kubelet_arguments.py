@@ -153,14 +153,15 @@ _UNIT_VARIABLE: Final = re.compile(r"\$(?:\{(\w+)\}|(\w+))", re.ASCII)
 def _k3s(program: KubeletProgram, words: tuple[str, ...], unit: str, reading: _ProgramFiles) -> KubeletArguments:
     """Its configuration, then its arguments, as k3s merges them."""
     arguments = words[1:]
+    texts = _unit_texts(unit, reading) if unit else []
     if not arguments and unit:
         # k3s overwrites its command line (``/usr/local/bin/k3s agent``), since arguments may have secrets: they are
         # read where they come from.
-        arguments = _unit_arguments(program, words[:1], unit, reading)
+        arguments = _unit_arguments(program, words[:1], unit, texts, reading)
     elif not arguments:
         reading.miss("its command line shows no arguments, and its cgroup no service unit that has them")
     flags = _flags(arguments)
-    environment = _environment(unit, reading)
+    environment = _environment(unit, texts, reading)
     # The variable precedes the flag, of which the first counts.
     path = environment.get("config") or next(iter(flags.get("config", ())), "") or program.config or ""
     if "://" in path:
@@ -263,10 +264,10 @@ def _plain(value: object) -> str:
 
 
 def _unit_arguments(
-    program: KubeletProgram, command: tuple[str, ...], unit: str, reading: _ProgramFiles
+    program: KubeletProgram, command: tuple[str, ...], unit: str, texts: list[str], reading: _ProgramFiles
 ) -> tuple[str, ...]:
     """The arguments after the command in the unit's ``ExecStart``; none (a problem) where no such line is found."""
-    for line in reversed(_exec_starts(unit, reading)):
+    for line in reversed(_exec_starts(texts)):
         try:
             words = shlex.split(line.lstrip("@-:+!"))
         except ValueError as exc:
@@ -312,10 +313,10 @@ def _flag_name(word: str) -> str:
     return _SHORT.get(name, name)
 
 
-def _exec_starts(unit: str, reading: _ProgramFiles) -> list[str]:
+def _exec_starts(texts: list[str]) -> list[str]:
     """The ``ExecStart`` lines in force; an empty one drops those before it."""
     lines: list[str] = []
-    for text in _unit_texts(unit, reading):
+    for text in texts:
         for value in _assignments(text, "Service", "ExecStart"):
             if value:
                 lines.append(value)
@@ -324,12 +325,9 @@ def _exec_starts(unit: str, reading: _ProgramFiles) -> list[str]:
     return lines
 
 
-def _environment(unit: str, reading: _ProgramFiles) -> dict[str, str]:
+def _environment(unit: str, texts: list[str], reading: _ProgramFiles) -> dict[str, str]:
     """The variables of the unit that replace flags, by the flag: of ``Environment``, then of its files."""
     found: dict[str, str] = {}
-    if not unit:
-        return found
-    texts = _unit_texts(unit, reading)
     words = [value for text in texts for value in _assignments(text, "Service", "Environment")]
     for text in texts:
         for value in _assignments(text, "Service", "EnvironmentFile"):

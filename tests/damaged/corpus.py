@@ -6,6 +6,7 @@ What is too large for a repository (deep nesting, numbers of 100,000 digits) is 
 import copy
 import json
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,8 +61,13 @@ _BYTES: Final = {
 }
 
 
-def everywhere() -> Named:
+@cache
+def everywhere() -> tuple[tuple[str, bytes], ...]:
     """What any file may hold."""
+    return tuple(_everywhere())
+
+
+def _everywhere() -> Named:
     yield from _BYTES.items()
     for digits in DIGITS:
         yield f"{digits} digits", b"9" * digits
@@ -217,13 +223,18 @@ def _paths(value: Any, path: tuple[str | int, ...] = (), depth: int = 0) -> Iter
         yield from _paths(value[0], (*path, 0), depth + 1)
 
 
+def _copied(document: Any, path: tuple[str | int, ...]) -> tuple[Any, Any]:
+    """A document to change at a path, with copies of what is on the way there only; and the last one of these."""
+    made = inside = copy.copy(document)
+    for step in path[:-1]:
+        inside[step] = inside = copy.copy(inside[step])
+    return made, inside
+
+
 def _changed(document: Any, path: tuple[str | int, ...], value: Any = None, *, remove: bool = False) -> Any:
     if not path:
         return value
-    made = copy.deepcopy(document)
-    inside = made
-    for step in path[:-1]:
-        inside = inside[step]
+    made, inside = _copied(document, path)
     if remove:
         del inside[path[-1]]
     else:
@@ -232,9 +243,6 @@ def _changed(document: Any, path: tuple[str | int, ...], value: Any = None, *, r
 
 
 def _renamed(document: Any, path: tuple[str | int, ...]) -> Any:
-    made = copy.deepcopy(document)
-    inside = made
-    for step in path[:-1]:
-        inside = inside[step]
+    made, inside = _copied(document, path)
     inside["9" * 4301] = inside.pop(path[-1])
     return made

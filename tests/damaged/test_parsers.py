@@ -41,14 +41,20 @@ def inputs(parser: Parser) -> corpus.Named:
 def leak(parser: Parser, call: Callable[[], object]) -> str | None:
     """The result that is not documented; None: nothing."""
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            call()
+        call()
     except parser.errors as exc:
         # The one message that a person gets to see must not fail either, nor be as long as the input.
         return None if 0 < len(str(exc)) < LONGEST_MESSAGE else f"a message of {len(str(exc))} characters"
     except Exception as exc:  # noqa: BLE001  (that is what is looked for)
         return f"{type(exc).__name__}: {str(exc)[:120]}"
     return None
+
+
+@pytest.fixture(autouse=True)
+def _not_shown() -> Iterator[None]:
+    """What a parser prints of its input."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
 
 
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)

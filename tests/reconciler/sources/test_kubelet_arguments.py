@@ -224,6 +224,7 @@ def test_what_of_k3s_cannot_be_read_is_a_problem_that_says_what_to_set(
     assert said in text
     assert "k3s (process 40) runs this node's kubelet inside" in text
     assert "set kubelet.config_file" in text
+    assert len(set(config.problems)) == len(config.problems), "each file is read once"
     assert all(len(problem) < 500 for problem in config.problems)
     (tmp_path / "k.yaml").write_text("reservedSystemCPUs: 0-1\n")
     named = read_kubelet_config(str(tmp_path), "/k.yaml")
