@@ -7,9 +7,10 @@ import ast
 import gc
 import io
 import tokenize
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1]
 _BARE: Final = frozenset({"ctx", "id", "op", "ops"})
@@ -51,16 +52,108 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
 
 
 def tree(path: Path) -> ast.Module:
-    module = nodes(path)[0]
-    assert isinstance(module, ast.Module)
-    return module
+    return _top(nodes(path))
+
+
+def _top(walked: tuple[ast.AST, ...]) -> ast.Module:
+    first = walked[0]
+    assert isinstance(first, ast.Module)
+    return first
+
+
+class Module(NamedTuple):
+    """What one module defines: at its top, and anywhere (arguments and attributes, too).
+
+    ``imports``: the first words of the modules that it imports. ``texts``: the strings that are statements, with their
+    first lines; ``docstrings``: those of them that are the module's, a class's or a function's.
+    """
+
+    top: frozenset[str]
+    every: frozenset[str]
+    classes: tuple[str, ...]
+    imports: frozenset[str]
+    texts: tuple[tuple[int, str], ...]
+    docstrings: tuple[tuple[int, str], ...]
 
 
 @cache
-def comments(path: Path) -> tuple[tuple[int, str], ...]:
-    """A module's comments with their lines' numbers. Only a source with a number sign is taken apart, which is slow."""
-    source = path.read_text(encoding="utf-8")
-    if "#" not in source:
-        return ()
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+def module(path: Path) -> Module:
+    walked = nodes(path)
+    body = _top(walked).body
+    every: set[str] = set()
+    imports: set[str] = set()
+    texts: list[tuple[int, str]] = []
+    first: set[int] = set()
+    for node in walked:
+        kind = type(node)
+        if kind in _DEFINES:
+            every.update(_DEFINES[kind](node))
+        if kind in _DOCUMENTED and (inner := node.body):  # type: ignore[attr-defined]  # these have one
+            first.add(inner[0].lineno)
+        elif kind is ast.Import:
+            imports.update(item.name.partition(".")[0] for item in node.names)  # type: ignore[attr-defined]
+        elif kind is ast.ImportFrom or kind is ast.Expr:
+            match node:
+                case ast.ImportFrom(module=str(name), level=0):
+                    imports.add(name.partition(".")[0])
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    texts.append((node.lineno, text))
+    return Module(
+        top=frozenset(name for node in body for inner in _shallow(node) for name in _defined(inner)),
+        every=frozenset(every),
+        classes=tuple(node.name for node in body if isinstance(node, ast.ClassDef)),
+        imports=frozenset(imports),
+        texts=tuple(texts),
+        docstrings=tuple((line, text) for line, text in texts if line in first),
+    )
+
+
+def _shallow(node: ast.AST) -> Iterator[ast.AST]:
+    """A statement and what it assigns; of a function or class the name only."""
+    yield node
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        for inner in ast.iter_child_nodes(node):
+            yield from _shallow(inner)
+
+
+def _stored(name: str) -> Callable[[Any], Iterable[str]]:
+    return lambda node: (getattr(node, name),) if type(node.ctx) is ast.Store else ()
+
+
+def _made(node: ast.Call) -> Iterable[str]:
+    """The name that ``TypeVar`` or ``NewType`` is called with."""
+    match node.args:
+        case [ast.Constant(value=str(name)), *_]:
+            return (name,)
+    return ()
+
+
+# By the exact type: of a million nodes most define nothing.
+_DEFINES: Final[dict[type[ast.AST], Callable[[Any], Iterable[str]]]] = {
+    **dict.fromkeys((ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef), lambda node: (node.name,)),
+    ast.Name: _stored("id"),
+    ast.Attribute: _stored("attr"),
+    ast.arg: lambda node: (node.arg,),
+    ast.alias: lambda node: (node.asname or node.name).split("."),
+    ast.Call: _made,
+}
+_DOCUMENTED: Final = frozenset({ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef})
+
+
+def _defined(node: ast.AST) -> Iterable[str]:
+    return _DEFINES[type(node)](node) if type(node) in _DEFINES else ()
+
+
+def comments(path: Path, wanted: Callable[[str], object]) -> tuple[tuple[int, str], ...]:
+    """The lines' numbers and the comments of a module, if ``wanted`` holds for one: to take a source apart is slow.
+
+    A comment begins at the first number sign of its line, or later.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return _comments(path) if any(wanted(line.partition("#")[2]) for line in lines if "#" in line) else ()
+
+
+@cache
+def _comments(path: Path) -> tuple[tuple[int, str], ...]:
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
     return tuple((token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT)

@@ -15,7 +15,7 @@ import pytest
 from reconciler.cli.main import COMMANDS, parser
 from reconciler.config.model import Config
 from reconciler.settings.schema import section_of, settings
-from tests.sourcetrees import ROOT, comments, nodes
+from tests.sourcetrees import ROOT, comments, module, nodes
 
 ROOMS = (
     *("cgroupfs", "resctrl", "state"),
@@ -74,7 +74,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
     for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
-    yield from comments(path)
+    yield from comments(path, FORBIDDEN.search)
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -91,14 +91,6 @@ def test_texts_of_a_room_use_technical_words(room: str) -> None:
     assert hits == []
 
 
-def remarks(path: Path) -> Iterator[tuple[int, str]]:
-    """The docstrings and comments of a module."""
-    for node in nodes(path):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield getattr(node, "lineno", 1), ast.get_docstring(node) or ""
-    yield from comments(path)
-
-
 def test_the_docstrings_and_comments_of_tests_use_technical_words() -> None:
     modules = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path.name != "test_words.py"]
     assert len(modules) > 500
@@ -106,7 +98,7 @@ def test_the_docstrings_and_comments_of_tests_use_technical_words() -> None:
         f"{path.relative_to(ROOT)}:{line}: {match[0]!r}"
         for path in modules
         if LITERARY.search(path.read_text(encoding="utf-8"))
-        for line, text in remarks(path)
+        for line, text in (*module(path).docstrings, *comments(path, LITERARY.search))
         for match in LITERARY.finditer(re.sub(r"``[^`]*``|`[^`]*`", "", text))
     ]
     assert hits == []

@@ -4,7 +4,6 @@ In backticks (one on each side) a docstring names a thing of this program, or of
 a file, a file's name and a value have two.
 """
 
-import ast
 import builtins
 import re
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.sourcetrees import ROOT, comments, nodes
+from tests.sourcetrees import ROOT, comments, module
 
 PACKAGES: Final = ("cgroupfs", "resctrl", "state", "reconciler", "tests")
 FOLDERS: Final = ("cgroupfs", "resctrl", "state", "reconciler", "tests", "deploy")
@@ -32,13 +31,6 @@ _SUFFIXES: Final = ("json", "db", "md", "py", "yaml", "writes")
 """``state.json`` is a file, and a package has no such module."""
 
 
-_TELLING: Final = (
-    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Name, ast.Attribute, ast.arg, ast.alias, ast.Call),
-    *(ast.Import, ast.ImportFrom, ast.Expr),
-)
-"""The nodes that `module` learns from."""
-
-
 class Place(NamedTuple):
     """One line of text, and where it is."""
 
@@ -50,72 +42,9 @@ class Place(NamedTuple):
         return f"{self.file.relative_to(ROOT)}:{self.line}"
 
 
-class Module(NamedTuple):
-    """What one module defines: at its top, and anywhere (arguments and attributes, too).
-
-    ``imports``: the first words of the modules that it imports. ``texts``: its docstrings, with their first lines.
-    """
-
-    top: frozenset[str]
-    every: frozenset[str]
-    classes: tuple[str, ...]
-    imports: frozenset[str]
-    texts: tuple[tuple[int, str], ...]
-
-
 @cache
 def sources() -> tuple[Path, ...]:
     return tuple(sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")))
-
-
-@cache
-def module(path: Path) -> Module:
-    walked = nodes(path)
-    body = walked[0].body  # type: ignore[attr-defined]  # the module
-    every: set[str] = set()
-    imports: set[str] = set()
-    texts: list[tuple[int, str]] = []
-    for node in walked:
-        if not isinstance(node, _TELLING):
-            continue
-        every.update(_defined(node))
-        match node:
-            case ast.Import(names=imported):
-                imports.update(item.name.partition(".")[0] for item in imported)
-            case ast.ImportFrom(module=str(name), level=0):
-                imports.add(name.partition(".")[0])
-            case ast.Expr(value=ast.Constant(value=str(text))):
-                texts.append((node.lineno, text))
-    return Module(
-        top=frozenset(name for node in body for inner in _shallow(node) for name in _defined(inner)),
-        every=frozenset(every),
-        classes=tuple(node.name for node in body if isinstance(node, ast.ClassDef)),
-        imports=frozenset(imports),
-        texts=tuple(texts),
-    )
-
-
-def _shallow(node: ast.AST) -> Iterator[ast.AST]:
-    """A statement and what it assigns; of a function or class the name only."""
-    yield node
-    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        for inner in ast.iter_child_nodes(node):
-            yield from _shallow(inner)
-
-
-def _defined(node: ast.AST) -> Iterator[str]:
-    match node:
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-            yield name
-        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
-            yield name
-        case ast.alias(name=name, asname=other):
-            yield from (other or name).split(".")
-        case ast.Call(args=[ast.Constant(value=str(name)), *_]):
-            # TypeVar, NewType.
-            yield name
-        case _:
-            return
 
 
 @cache
@@ -177,15 +106,13 @@ def _within(parts: tuple[str, ...]) -> bool:
 
 def written(path: Path) -> Iterator[Place]:
     """The comments and docstrings of a source, each line by itself."""
-    source = path.read_text(encoding="utf-8")
-    if any(_may_name(line.partition("#")[2]) for line in source.splitlines()):
-        yield from (Place(path, line, text) for line, text in comments(path))
+    yield from (Place(path, line, text) for line, text in comments(path, _may_name))
     for start, text in module(path).texts:
         yield from (Place(path, start + number, line) for number, line in enumerate(text.splitlines()))
 
 
 def _may_name(text: str) -> bool:
-    """Whether it would name something if it were a comment: only then its file is taken apart, which takes long."""
+    """Whether it names something, if it is a comment."""
     return any(pattern.search(text) for pattern in (_NAME, _MODULE, _FILE))
 
 
