@@ -6,7 +6,7 @@ those of `NodeView`, `Pools` and `NodePlan` by name: a new field of a view is re
 """
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import UnionType
 from typing import Annotated, Any, Final, Union, final, get_args, get_origin, get_type_hints
 
@@ -21,8 +21,9 @@ from reconciler.control.inventory import Inventory
 from reconciler.control.persistence import encoded, unplain
 from reconciler.pods.selectors import ClassOverride, ClassRules
 from reconciler.policies.table import PoliciesConfig
-from state.model import NodeView, Pools
+from state.model import NodeView, Pod, Pools
 from state.plan import NodePlan
+from state.pod_index import FixedTable
 
 _NOT_RECORDED: Final = frozenset({"sources"})
 """Of a view: no policy reads them."""
@@ -112,13 +113,19 @@ _KEYED: Final = frozenset(name for name, kind in _KINDS.items() if get_origin(ki
 _DECODERS: Final = {name: msgspec.msgpack.Decoder(kind, dec_hook=unplain).decode for name, kind in _KINDS.items()}
 
 
+@cache
+def _hints(kind: type[Struct]) -> dict[str, Any]:
+    """Python evaluates them at each call, and every block of a recording has the settings."""
+    return get_type_hints(kind, include_extras=True)
+
+
 def _known(value: object, kind: Any) -> object:
     """Without the settings that this version does not have: a recording is older, or newer, than the program."""
     if get_origin(kind) is Annotated:
         return _known(value, get_args(kind)[0])
     if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Struct):
         names = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
-        hints = get_type_hints(kind, include_extras=True)
+        hints = _hints(kind)
         return {key: _known(item, hints[names[key]]) for key, item in value.items() if key in names}
     if isinstance(value, dict) and get_origin(kind) is Mapping:
         return {key: _known(item, get_args(kind)[1]) for key, item in value.items()}
@@ -195,7 +202,7 @@ class NodeStepReader:
             if name in parts.entries:
                 new = decoded(_DECODERS[name], parts.entries[name])
                 table.update(map(_read_actual, new.items()) if name == _ACTUAL else new)
-            values[name] = table
+            values[name] = _pods(table, values.get(name)) if name == _PODS else table
         # A field of a newer version is left out.
         for name in parts.fields.keys() & _DECODERS.keys():
             values[name] = decoded(_DECODERS[name], parts.fields[name])
@@ -211,6 +218,12 @@ class NodeStepReader:
 
 
 _HAS_PLAN: Final = "pools.online_cpus"
+_PODS: Final = "view.pods"
+
+
+def _pods(table: dict[str, Pod], before: object) -> FixedTable[str, Pod]:
+    """As the daemon has them: what follows from the pods is derived once for all steps until one changes."""
+    return FixedTable(table, before if isinstance(before, FixedTable) else None)
 
 
 def _part(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:

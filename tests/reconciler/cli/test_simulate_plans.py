@@ -175,7 +175,7 @@ def _with_use(items: list[Step]) -> list[Step]:
 
 
 def test_laws_of_headroom_are_compared_on_the_recording(replayed: Replay) -> None:
-    items = _with_use(list(steps([view(second, 1500 if second < 120 else 9000, 500) for second in range(240)])))
+    items = _with_use(list(steps([view(second, 1500 if second < 120 else 9000, 500) for second in range(0, 240, 2)])))
     headroom = replayed(items)["headroom"]
     assert set(headroom["laws"]) == {"recent", "histogram"}
     assert headroom["workloads"] == {"known": 0, "cold": 1}
@@ -188,29 +188,29 @@ def test_laws_of_headroom_are_compared_on_the_recording(replayed: Replay) -> Non
 
 
 def test_only_counted_minutes_are_in_the_promises(replayed: Replay) -> None:
-    items = _with_use(list(steps([view(second, 1500, 500) for second in range(300)])))
+    items = _with_use(list(steps([view(second, 1500, 500) for second in range(0, 300, 2)])))
     laws = replayed(items, "{}", "--from", str(BEGIN_S + 190))["headroom"]["laws"]
     assert laws["recent"]["laws"] == {"recent": 1}
 
 
 def test_a_table_has_both_laws(simulate: Callable[..., Ran]) -> None:
-    text = simulate(_with_use(list(steps([view(second, 1500, 500) for second in range(130)])))).out
+    text = simulate(_with_use(list(steps([view(second, 1500, 500) for second in range(0, 130, 2)])))).out
     rows = [line.split()[0] for line in text.splitlines() if line.startswith(("recent", "histogram"))]
     assert rows == ["recent", "histogram"]
     assert "0 workloads known at the end (after 24 h), 1 cold" in text
 
 
 def test_a_gap_and_a_clock_that_is_set_back_end_no_replay(replayed: Replay) -> None:
-    first = _with_use(list(steps([view(second, 1500, 500) for second in range(130)])))
-    later = _with_use(list(steps([view(90_000 + second, 1500, 500) for second in range(130)])))
+    first = _with_use(list(steps([view(second, 1500, 500) for second in range(0, 130, 2)])))
+    later = _with_use(list(steps([view(90_000 + second, 1500, 500) for second in range(0, 130, 2)])))
     later = [(step, replace(frame, wall_s=frame.wall_s - 1e6)) for step, frame in later]
     laws = replayed([*first, *later])["headroom"]["laws"]
     assert laws["recent"]["cpu"]["kept"] + laws["recent"]["cpu"]["broken"] == 4
 
 
 def test_each_frame_is_planned_in_the_window_of_its_time(replayed: Replay) -> None:
-    items = list(steps(night(120)))
-    begin, change = (time.strftime("%H:%M", time.gmtime(items[at][1].wall_s)) for at in (0, 60))
+    items = list(steps(night(every=2)))
+    begin, change = (time.strftime("%H:%M", time.gmtime(items[at][1].wall_s)) for at in (0, 30))
     assert begin != change
     windows = f"windows: [{{name: quiet, when: 'daily {change}-{begin} UTC', limit_percent: 40}}]"
     changed = replayed(items, windows)["plans"]
@@ -220,8 +220,8 @@ def test_each_frame_is_planned_in_the_window_of_its_time(replayed: Replay) -> No
 
 
 def test_a_window_without_a_zone_is_in_that_of_the_recorded_node(replayed: Replay) -> None:
-    items = list(steps(night(120)))
-    begin, change = (time.strftime("%H:%M", time.gmtime(items[at][1].wall_s + 20_700)) for at in (0, 60))
+    items = list(steps(night(every=2)))
+    begin, change = (time.strftime("%H:%M", time.gmtime(items[at][1].wall_s + 20_700)) for at in (0, 30))
     windows = f"windows: [{{name: quiet, when: 'daily {change}-{begin}', limit_percent: 40}}]"
     there = [(replace(step, settings=replace(step.settings, zone="Asia/Kathmandu")), frame) for step, frame in items]
     named = replayed(items, windows.replace("', limit", " Asia/Kathmandu', limit"))["plans"]
@@ -235,16 +235,16 @@ def settings_row(node: str, percent: int) -> bytes:
 def test_a_control_planes_settings_of_the_node_count_below_the_windows(replayed: Replay, tmp_path: Path) -> None:
     """Those of the recording at each step; this machine's own only where it has none, and that is said."""
     keep_settings(tmp_path, settings_row("here", 40))
-    items = list(steps(night(120)))
+    items = list(steps(night(every=2)))
     files = f"store: {{path: {tmp_path}/state.db}}\napiserver: {{node_settings: koordinator}}\n"
     smaller, without = replayed(items, SMALLER)["plans"], replayed(items, files)
     got = without["plans"]
     assert got["pools"]["reclaimed"]["differ_s"] == smaller["pools"]["reclaimed"]["differ_s"] > 0
-    said = "120 frames without the control plane's settings: those stored here count, of node here"
+    said = "60 frames without the control plane's settings: those stored here count, of node here"
     assert without["node_settings"] == said
 
     def set_to(*percent: int) -> list[Step]:
-        rows = [settings_row("n1", percent[place * len(percent) // 120]) for place in range(120)]
+        rows = [settings_row("n1", percent[place * len(percent) // 60]) for place in range(60)]
         return [
             (replace(step, settings=replace(step.settings, node=row)), frame)
             for (step, frame), row in zip(items, rows, strict=True)
@@ -257,8 +257,8 @@ def test_a_control_planes_settings_of_the_node_count_below_the_windows(replayed:
     only_half = replayed(set_to(65, 40), files)["plans"]["pools"]["reclaimed"]["differ_s"]
     assert 0 < only_half < got["pools"]["reclaimed"]["differ_s"]
     elsewhere = replayed(items, "apiserver: {node_settings: koordinator}\nstore: {path: /nowhere}\n")
-    assert elsewhere["node_settings"] == "120 frames without the control plane's settings: none count"
-    begin, change = (time.strftime("%H:%M", time.gmtime(items[at][1].wall_s)) for at in (0, 60))
+    assert elsewhere["node_settings"] == "60 frames without the control plane's settings: none count"
+    begin, change = (time.strftime("%H:%M", time.gmtime(items[at][1].wall_s)) for at in (0, 30))
     window = f"windows: [{{name: quiet, when: 'daily {change}-{begin} UTC', limit_percent: 65}}]"
     part = replayed(items, files + window)["plans"]
     assert 0 < part["pools"]["reclaimed"]["differ_s"] < smaller["pools"]["reclaimed"]["differ_s"]

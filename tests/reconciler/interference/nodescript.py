@@ -50,10 +50,10 @@ def steps(views: list[NodeView], config: Config = CONFIG, *, enforce: bool = Tru
         yield NodeStep(view=item, plan=plan, settings=settings), frame
 
 
-def night(seconds: int = 120) -> list[NodeView]:
+def night(seconds: int = 120, every: int = 1) -> list[NodeView]:
     """Online work by minutes: little, much, little; BE work takes what it may have of 6 CPUs; a pod starts and ends."""
     result = []
-    for second in range(seconds):
+    for second in range(0, seconds, every):
         used = 6000 if seconds // 3 <= second < 2 * seconds // 3 else 1500
         result.append(view(second, used, 6000 if used < 6000 else 3000, more=20 <= second < 40))
     return result

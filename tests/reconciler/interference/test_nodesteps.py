@@ -23,6 +23,7 @@ from reconciler.pods.selectors import ClassOverride
 from state.cpu import GroupUse
 from state.evidence import SampleFrame
 from state.model import PodClass
+from state.pod_index import FixedTable
 from tests.reconciler.interference.nodescript import night, recording, steps, view
 
 KNOBS = st.sampled_from([("/a", "cpu.set"), ("/a", "cpu.quota"), ("/b", "cpu.set"), ("/b", "memory.max")])
@@ -50,6 +51,14 @@ def same(first: NodeStep, second: NodeStep) -> bool:
 
 def read_steps(data: bytes) -> list[NodeStep]:
     return [item for item in read(io.BytesIO(data), "x.rec") if isinstance(item, NodeStep)]
+
+
+def test_the_pods_are_one_table_until_one_changes() -> None:
+    """What is derived from them is derived once for all plans of a replay in between."""
+    tables = [step.view.pods for step in read_steps(recording(list(steps(night(24)))))]
+    assert [sorted(table) for table in tables] == [["batch", "web"]] * 20 + [["batch", "other", "web"]] * 4
+    assert all(isinstance(table, FixedTable) for table in tables)
+    assert len({id(table) for table in tables}) == 2
 
 
 @given(CHANGES)
