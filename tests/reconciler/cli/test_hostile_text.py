@@ -430,20 +430,66 @@ def test_an_encoding_that_lacks_characters_gets_escapes(
         assert r"850 \xb5s" in shown
 
 
-@pytest.mark.parametrize(
-    ("words", "unbuffered", "redirect", "code"),
-    [
-        # Each output with a buffer and without one, and each way to print: a start takes half a second.
-        ("check-config --config /dev/null", "", ">/dev/full", 6),
-        ("check-config --config /dev/null", "1", ">&-", 6),
-        ("check-config --config /dev/null", "", "| true", 0),
-        ("--help", "1", ">/dev/full", 6),
-        ("--help", "", ">&-", 6),
-        ("--version", "", ">/dev/full", 6),
-        ("--version", "1", "| true", 0),
-    ],
-)
-def test_nor_does_the_daemons_own_program(words: str, unbuffered: str, redirect: str, code: int) -> None:
+# Of each output one with a buffer and one without, and each way to print. One is a program of its own; all are
+# forked from one that has imported the daemon, which takes longer than the rest of them.
+OUTPUTS = [
+    ("check-config --config /dev/null", "", ">/dev/full", 6),
+    ("check-config --config /dev/null", "1", ">&-", 6),
+    ("check-config --config /dev/null", "", "| true", 0),
+    ("--help", "1", ">/dev/full", 6),
+    ("--help", "", ">&-", 6),
+    ("--version", "", ">/dev/full", 6),
+    ("--version", "1", "| true", 0),
+]
+FORKED = """
+import gc, io, json, os, sys
+import reconciler.daemon.main as daemon
+gc.freeze()
+
+def run(words, unbuffered, redirect, error):
+    # Standard output as the interpreter makes it of this descriptor.
+    if redirect == ">&-":
+        os.close(1)
+        sys.stdout = None
+    else:
+        if redirect == "| true":
+            reader, writer = os.pipe()
+            os.close(reader)
+        else:
+            writer = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(writer, 1)
+        raw = open(1, "wb", 0 if unbuffered else -1)
+        sys.stdout = io.TextIOWrapper(raw, write_through=bool(unbuffered))
+    os.dup2(error, 2)
+    sys.exit(daemon.main(words.split()))
+
+for number, (words, unbuffered, redirect, _) in enumerate(json.loads(sys.argv[1])):
+    error = os.memfd_create("error")
+    if (child := os.fork()) == 0:
+        run(words, unbuffered, redirect, error)
+    _, status = os.waitpid(child, 0)
+    os.lseek(error, 0, os.SEEK_SET)
+    print(json.dumps([os.waitstatus_to_exitcode(status), os.read(error, 65536).decode()]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[tuple[int, str]]:
+    """How all of them ended, and what they wrote to standard error."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, json.dumps(OUTPUTS)], capture_output=True, check=True, cwd=PROJECT, timeout=120
+    )
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("number", range(len(OUTPUTS)))
+def test_nor_does_the_daemons_own_program(outcomes: list[tuple[int, str]], number: int) -> None:
+    code, error = outcomes[number]
+    assert (code, error.count("\n")) == (OUTPUTS[number][3], int(OUTPUTS[number][3] != 0)), error
+
+
+def test_nor_does_the_daemons_own_program_by_itself() -> None:
+    words, unbuffered, redirect, code = OUTPUTS[0]
     script = f"{sys.executable} -m reconciler.daemon.main {words} {redirect}; exit ${{PIPESTATUS[0]}}"
     environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     done = subprocess.run(

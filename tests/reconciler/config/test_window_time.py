@@ -212,9 +212,9 @@ def epoch(text: str) -> int:
 
 @lru_cache(maxsize=8)
 def shown(zone: tzinfo, at: int) -> tuple[int, int]:
-    """Weekday and minute of the day, by what a clock in the zone shows as text."""
-    day, hour, minute = f"{datetime.fromtimestamp(at, zone):%w %H %M}".split()
-    return (int(day) - 1) % 7, int(hour) * 60 + int(minute)
+    """Weekday and minute of the day that a clock in the zone shows."""
+    local = datetime.fromtimestamp(at, zone)
+    return local.weekday(), local.hour * 60 + local.minute
 
 
 def shown_within(window: ZonedTime, at: int) -> bool:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from reconciler.settings.binder import ConfigError, Text, bind
 
 PROJECT = Path(__file__).parents[3]
 IMPORTS = "from reconciler.config.model import Config\nfrom reconciler.settings.binder import Text, bind"
-DAEMON = f"""
-import reconciler.daemon.main, reconciler.web.server, reconciler.web.app
+START = "import reconciler.daemon.main"
+WEB = f"""
+import reconciler.web.server, reconciler.web.app
 {IMPORTS}
 bind(Config, [Text("config.yaml", open("deploy/config.yaml").read())])
 """
@@ -60,9 +62,10 @@ NEVER = {
 }
 
 
-def loaded(code: str) -> set[str]:
-    """The modules that a program of this text has loaded at its end."""
-    program = f"{code}\nimport sys\nprint(*sys.modules, sep='\\n')"
+@cache
+def loaded(*parts: str) -> tuple[set[str], ...]:
+    """The modules that a program of these parts has loaded after each of them."""
+    program = "import sys\n" + "".join(f"{part}\nprint(*sys.modules)\n" for part in parts)
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": str(PROJECT)},
@@ -71,11 +74,11 @@ def loaded(code: str) -> set[str]:
         text=True,
         check=True,
     )
-    return set(done.stdout.split())
+    return tuple(set(line.split()) for line in done.stdout.splitlines())
 
 
 def test_with_the_default_configuration_nothing_is_loaded_that_only_some_nodes_use() -> None:
-    modules = loaded(DAEMON)
+    _, modules = loaded(START, WEB)
     for package in OPT_IN:
         prefix = f"reconciler.{package}."
         texts = {name.removeprefix(prefix) for name in modules if name.startswith(prefix)}
@@ -83,19 +86,24 @@ def test_with_the_default_configuration_nothing_is_loaded_that_only_some_nodes_u
     assert not NEVER & modules
 
 
+SINKS = f'{IMPORTS}\nbind(Config, [Text("f", "alerts: {{sinks: {{a: {{webhook: {{url: http://h}}}}}}}}")])'
+RULE = 'bind(Config, [Text("f", "interference: {rules: {cpu: {dry_run: false}}}")])'
+
+
 def test_who_reads_a_configuration_with_sinks_and_probes_loads_nothing_that_asks() -> None:
-    text = "alerts: {sinks: {a: {webhook: {url: http://h}}}}"
-    code = f'{IMPORTS}\nbind(Config, [Text("f", "{text}")])'
-    assert not {"trio", "ssl", "reconciler.clients.http"} & loaded(code)
+    with_sinks, _ = loaded(SINKS, RULE)
+    assert not {"trio", "ssl", "reconciler.clients.http"} & with_sinks
 
 
 def test_the_web_part_loads_its_libraries_after_the_daemon() -> None:
-    assert not {"h11", "starlette"} & loaded("import reconciler.daemon.main")
+    before, after = loaded(START, WEB)
+    assert not {"h11", "starlette"} & before
+    assert after >= {"h11", "starlette"}
 
 
 def test_detectors_are_loaded_with_the_first_rule_that_is_written() -> None:
-    rule = 'bind(Config, [Text("f", "interference: {rules: {cpu: {dry_run: false}}}")])'
-    assert "reconciler.detectors.run_queue" in loaded(f"{IMPORTS}\n{rule}")
+    before, after = loaded(SINKS, RULE)
+    assert "reconciler.detectors.run_queue" in after - before
 
 
 def test_a_mistake_in_a_late_loaded_section_has_its_location() -> None:

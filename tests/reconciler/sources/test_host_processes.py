@@ -346,7 +346,7 @@ def test_a_process_whose_id_is_another_ones_meanwhile_is_not_believed(
 def test_what_is_read_of_a_process_is_bounded(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tree.program()
     for pid in range(100, 400):
-        tree.add(pid, program, argv=("kubelet", "x" * 300_000), uids="1000 0 0 0")
+        tree.add(pid, program, argv=("kubelet", "x" * 30_000), uids="1000 0 0 0")
     tree.add(40, program, argv=("kubelet", "x" * 300_000))
     sizes: list[int] = []
     real = os.read
