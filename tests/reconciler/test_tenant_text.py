@@ -25,7 +25,6 @@ from reconciler.responses.eviction.exemptions import policy_allows
 from reconciler.responses.eviction.triggers.rss_overuse import threshold
 from reconciler.responses.eviction.triggers.suppression import tolerance
 from reconciler.sources.bundles import parse_bundle, parse_state
-from reconciler.sources.kubelet_api import decode_pods
 from reconciler.sources.pod_list import PodListReader, chunks
 from state.model import GroupRef, Pod, PodMeta
 from tests.cputime import least_cpu_s, longest_step_s
@@ -143,9 +142,7 @@ def test_whatever_a_pod_holds_it_is_decoded_classified_and_planned_in_small_step
         listed(annotations={"x": WORST[name](ALL)}),
     ]
     for pod in pods:
-        answer = body(pod)
-        assert longest_step(answer) < STEP_S
-        (pod_meta,), problems = decode_pods(answer, MARKS)
+        (pod_meta,), problems = in_small_steps(body(pod))
         assert problems == ()
         bounded(pod_meta.problems)
         kept = sum(map(len, (*(pod_meta.labels or {}).values(), *(pod_meta.annotations or {}).values())))
@@ -192,24 +189,24 @@ def objects() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "addresses", {**listed(), "status": {"podIPs": [{"ip": "10.0.0.1"}] * (OBJECT // 18)}}
 
 
-def longest_step(answer: bytes) -> float:
-    """The longest of the steps between which the loop runs. CPU seconds."""
+def in_small_steps(answer: bytes) -> tuple[list[PodMeta], tuple[str, ...]]:
+    """What is read of it, and problems with it; the steps between which the loop runs are short enough."""
+    readers: list[PodListReader] = []
 
     def read() -> Iterator[None]:
-        reader = PodListReader("kubelet", MARKS)
+        readers.append(reader := PodListReader("kubelet", MARKS))
         for part in chunks(answer, 4096):
             reader.feed(part)
             yield
         reader.end()
 
-    return longest_step_s(read, STEP_S)
+    assert longest_step_s(read, STEP_S) < STEP_S
+    return [pod.meta for pod in readers[-1].pods], tuple(readers[-1].problems)
 
 
-@pytest.mark.parametrize(("name", "pod"), [pytest.param(*pair, id=pair[0]) for pair in objects()])
-def test_no_field_of_a_pod_holds_the_loop(name: str, pod: dict[str, Any]) -> None:
-    answer = body(listed(uid="other"), pod)
-    assert longest_step(answer) < STEP_S, name
-    metas, _ = decode_pods(answer, MARKS)
+@pytest.mark.parametrize("pod", [pytest.param(pod, id=name) for name, pod in objects()])
+def test_no_field_of_a_pod_holds_the_loop(pod: dict[str, Any]) -> None:
+    metas, _ = in_small_steps(body(listed(uid="other"), pod))
     assert metas[0].uid == "other"
     for pod_meta in metas:
         bounded(pod_meta.problems)

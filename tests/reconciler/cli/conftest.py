@@ -45,7 +45,7 @@ def inspected(root: str, config: str | None = None) -> InspectedNode:
         path = Path(root, "etc/bypassd/config.yaml")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(config)
-    node = inspect_node(parser().parse_args(["doctor", "--root", root]))
+    node = inspect_node(parser("doctor").parse_args(["doctor", "--root", root]))
     assert config is None or "config" not in node.problems, node.problems["config"]
     return node
 

@@ -69,7 +69,7 @@ async def test_every_requested_section_exists(live: LiveNode) -> None:
         async with trio.open_nursery() as nursery:
             (web,) = components(HttpSection(enabled=False, socket=socket), show, show)
             await nursery.start(web.run)
-            options = parser().parse_args(["dump", "--socket", socket])
+            options = parser("dump").parse_args(["dump", "--socket", socket])
             fetched = await trio.to_thread.run_sync(fetch, options)
             assert fetched.live
             text = (Path(__file__).parents[3] / "docs/state.md").read_text()

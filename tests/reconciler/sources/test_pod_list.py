@@ -250,11 +250,12 @@ def test_a_pod_of_nothing_but_structure_costs_little_and_the_pods_around_it_are_
     hostile = '{"metadata":{"name":"h","namespace":"s","uid":"%d"},"spec":{"containers":[],"affinity":{"a":[%s]}}}'
     first, last = (json.dumps(pod_json(uid)) for uid in ("before", "after"))
     body = f'{{"items":[{",".join([first, hostile % (1, terms), hostile % (2, terms), last])}]}}'.encode()
-    pods, problems = decode_pods(body, MARKS)
+    results = []
+    limit_s = len(body) / 6e6
+    assert least_cpu_s(lambda: results.append(decode_pods(body, MARKS)), limit_s) < limit_s
+    pods, problems = results[0]
     assert ([pod.uid for pod in pods], problems) == (["before", "1", "2", "after"], ())
     assert not any(pod.problems for pod in pods)
-    limit_s = len(body) / 6e6
-    assert least_cpu_s(lambda: decode_pods(body, MARKS), limit_s) < limit_s
 
 
 @given(st.integers(0, 2**32), st.sampled_from((1, 7, 255, 256, 257, 4095, 4096, 4097, 1 << 14)))
