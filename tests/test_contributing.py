@@ -6,7 +6,6 @@ before a block of code. A block of ``sh`` is a command, and a block of ``text`` 
 
 import ast
 import json
-import os
 import re
 import shlex
 import shutil
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
+
+from tests import bytecode
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "contributing.md"
@@ -125,19 +126,14 @@ with closing(Store(f"{root}/state.db", boot="b", version="1", node="n", history_
 class Copy:
     """A copy of the project in which steps are carried out."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, environment: Mapping[str, str]) -> None:
         self.root = root
+        self.environment = environment
         for name in PACKAGES:
             shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("pyproject.toml", "README.md"):
             shutil.copy(ROOT / name, root / name)
         self.output = ""
-        # A module that the steps do not change is as old as the one it was copied from, and so is its byte code.
-        cache = os.environ.get("PYTHONPYCACHEPREFIX", f"{sys.prefix}/bytecode")
-        self.bytecode = Path(f"{cache}{root}")
-        self.bytecode.parent.mkdir(parents=True, exist_ok=True)
-        self.bytecode.symlink_to(f"{cache}{ROOT}")
-        self.environment = {**os.environ, "PYTHONPYCACHEPREFIX": cache, "PYTHONDONTWRITEBYTECODE": "1"}
 
     def apply(self, step: Step) -> None:
         """Put a block where it belongs."""
@@ -186,9 +182,8 @@ class Copy:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Iterator[Copy]:
-    made = Copy(tmp_path)
-    yield made
-    made.bytecode.unlink()
+    with bytecode.kept_for(tmp_path) as environment:
+        yield Copy(tmp_path, environment)
 
 
 def test_each_addition_is_as_small_as_its_title_promises() -> None:

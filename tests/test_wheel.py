@@ -1,7 +1,6 @@
 """The wheel as it would be installed: built from a copy of the tree, without network."""
 
 import importlib.metadata
-import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +8,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests import bytecode
 
 PROJECT = Path(__file__).parents[1]
 PACKAGES = ("cgroupfs", "resctrl", "state", "reconciler")
@@ -62,10 +63,12 @@ def test_the_installed_programs_find_their_packages(wheel: Path, tmp_path: Path)
             *("state-dump", "=", "bypassd_main:state_dump"),
         ]
     code = "import sys, bypassd_main; sys.argv = ['bypassd', '--version']; sys.exit(bypassd_main.bypassd())"
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd="/", env=environ, capture_output=True, text=True, check=False
-    )
+    bytecode.as_old_as_the_projects(tmp_path / "bypassd")
+    with bytecode.kept_for(tmp_path / "bypassd") as environment:
+        environ = {**environment, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd="/", env=environ, capture_output=True, text=True, check=False
+        )
     assert (done.returncode, done.stdout) == (0, f"bypassd {importlib_version(wheel)}\n")
 
 
