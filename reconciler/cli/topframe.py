@@ -377,8 +377,11 @@ def table(pods: Sequence[Row], choices: Choices, page: Page, height: int | None,
         yield [StyledText("no such pod: Esc removes the filter, c the class" if chosen else "no pods", "dim")]
         return
     names = [plain_ascii(row["title"]) for row in pods]
-    sizes = {name: max(len(plain_ascii(text_of(pod_cells(row)[name]))) for row in pods) for name in ("POOL", "CPUS")}
-    columns = [(name, max(size, sizes.get(name, 0)) if page.whole else size) for name, size in _COLUMNS]
+    columns = list(_COLUMNS)
+    if page.whole:
+        every = [pod_cells(row) for row in pods]
+        sizes = {name: max(len(plain_ascii(text_of(cells[name]))) for cells in every) for name in ("POOL", "CPUS")}
+        columns = [(name, max(size, sizes.get(name, 0))) for name, size in _COLUMNS]
     need = min(max(map(len, names)), _NAME)
     for name in _DROPPED_FIRST:
         if page.whole or sum(size + 2 for _, size in columns) + need <= page.width:

@@ -274,6 +274,21 @@ def test_once_as_json_has_the_parts(ctl: Run, made: FakeDaemon) -> None:
     assert fields["watched"]["interfered"] == 1
 
 
+def test_the_columns_of_a_whole_page_are_as_wide_as_their_longest_text() -> None:
+    node = facts(3)
+    long = {"pool": "a-pool-of-many-letters", "cpus": ",".join(map(str, range(0, 60, 2)))}
+    pods = [{**node.pods[0], **long}, *node.pods[1:]]
+    lines = texts(frame(node._replace(pods=pods), Choices(), Page(80, whole=True), UTF8))
+    rows = [line for line in lines if any(line.endswith(f"  {row['title']}") for row in pods)]
+    assert len(rows) == 3
+    assert {line.index(row["title"]) for row in pods for line in rows if line.endswith(row["title"])} == {
+        next(line for line in lines if line.startswith("STATE")).index("POD")
+    }
+    assert any(long["pool"] in line and long["cpus"] in line for line in rows)
+    cut = texts(frame(node._replace(pods=pods), Choices(), Page(200), UTF8))
+    assert not any(long["cpus"] in line for line in cut)
+
+
 @pytest.mark.parametrize("interval", ["0", "-1", "61", "nan"])
 def test_an_interval_out_of_bounds_is_a_usage_error(ctl: Run, made: FakeDaemon, interval: str) -> None:
     assert ctl("top", f"--interval={interval}").code == Exit.USAGE
