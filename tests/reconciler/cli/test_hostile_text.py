@@ -3,9 +3,9 @@
 A command that is new fails here until it has its line in `WORDS`.
 """
 
-import copy
 import io
 import json
+import marshal
 import os
 import re
 import subprocess
@@ -168,23 +168,28 @@ def _recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def scene(
-    daemon: FakeDaemon, _root: LiveNode, _recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Scene:
-    monkeypatch.setenv("SUDO_USER", UTF_8)
-    whole: dict[str, Any] = copy.deepcopy(daemon.document)
+@pytest.fixture(scope="module")
+def _shown(_document: bytes) -> bytes:
+    """What the daemon shows, with it in every field."""
+    whole: dict[str, Any] = marshal.loads(_document)
     whole["headroom"] = PROMISED
     whole["alerts"] = {"sinks": [SINK], "stored": [KNOWN], "recent": [{**KNOWN, "id": "other"}]}
     whole["owners"] = OWNERS
-    whole["effect"] = [effect_row(int(time.time()) // 3600)]
     whole["podlist"] = [pod_row("web-0", 1.0, 5)]
     whole["cpumap"] = [CPU]
     whole["eviction"] = evictions(cases=True, dry=False)
     whole["interference"] = watched(SUFFERS, replace(SUFFERS, suspects=(BLAME,)), steps=(SQUEEZED, HELD))
     whole["holds"] = [{"target": f"pod:{BATCH}", "reason": "r", "by": "b", "until": None}]
     whole["history"][0] |= {"pod_uid": BATCH, "error": "e", "process": "p", "before": "1", "after": "2"}
-    daemon.document = hostile(whole)
+    return marshal.dumps(hostile(whole))
+
+
+@pytest.fixture
+def scene(
+    daemon: FakeDaemon, _shown: bytes, _root: LiveNode, _recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Scene:
+    monkeypatch.setenv("SUDO_USER", UTF_8)
+    daemon.document = {**marshal.loads(_shown), "effect": hostile([effect_row(int(time.time()) // 3600)])}
     undone = {"path": "/p", "file": "f", "undo": "restored", "text": "t", "detail": "d"}
     hold = {"target": "node", "reason": "r", "by": "b", "until": 4_000_000_000.0}
     sink = {"sink": "log", "kind": "journal", "ok": True, "detail": "taken", "seconds": 0.001}
