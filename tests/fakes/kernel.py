@@ -276,12 +276,12 @@ class FakeKernel:
         """The group and all above it in every hierarchy, as a kubelet makes them (cpusets filled)."""
         for tree in self.trees:
             path = tree.mount
+            names = " ".join(f"+{controller.name}" for controller in tree.controllers)
             for name in filter(None, group_path.split("/")):
-                names = " ".join(f"+{controller.name}" for controller in tree.controllers)
                 if tree.version == 2 and names:
                     self.write(path, "cgroup.subtree_control", names)
                 above, path = path, f"{path}/{name}"
-                with contextlib.suppress(FileExistsError):
+                if path not in self._groups:
                     self.mkdir(path)
                 if tree.version == 1 and tree.controllers[0].name == "cpuset":
                     for file in ("cpuset.cpus", "cpuset.mems"):
