@@ -435,8 +435,8 @@ def test_an_encoding_that_lacks_characters_gets_escapes(
         assert r"850 \xb5s" in shown
 
 
-# Of each output one with a buffer and one without, and each way to print. One is a program of its own; all are
-# forked from one that has imported the daemon, which takes longer than the rest of them.
+# Each output with a buffer and without one, and each way to print. All are processes that are forked from one which has
+# imported the daemon, as that takes longer than the rest of them.
 OUTPUTS = [
     ("check-config --config /dev/null", "", ">/dev/full", 6),
     ("check-config --config /dev/null", "1", ">&-", 6),
@@ -493,8 +493,10 @@ def test_nor_does_the_daemons_own_program(outcomes: list[tuple[int, str]], numbe
     assert (code, error.count("\n")) == (OUTPUTS[number][3], int(OUTPUTS[number][3] != 0)), error
 
 
-def test_nor_does_the_daemons_own_program_by_itself() -> None:
-    words, unbuffered, redirect, code = OUTPUTS[0]
+def test_nor_does_the_daemons_own_program_where_the_output_is_closed_before_its_start() -> None:
+    """What is opened while it is imported has the number of standard output."""
+    words, unbuffered, redirect, code = OUTPUTS[1]
+    assert redirect == ">&-"
     script = f"{sys.executable} -m reconciler.daemon.main {words} {redirect}; exit ${{PIPESTATUS[0]}}"
     environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     done = subprocess.run(
