@@ -86,17 +86,21 @@ class HistogramRow(Struct, frozen=True, array_like=True):
 class DecayingHistogram:
     """Weights of samples by amount."""
 
-    __slots__ = ("_buckets", "_half_life_s", "_reference_s", "_weights")
+    __slots__ = ("_buckets", "_half_life_s", "_reference_s", "_used", "_weights")
 
     def __init__(self, buckets: Buckets, half_life_s: float) -> None:
         self._buckets = buckets
         self._half_life_s = half_life_s
         self._reference_s: float | None = None
         self._weights = array("d", bytes(8 * len(buckets)))
+        # Most of the scale is above what one workload uses: no bucket from this one on has had a weight.
+        self._used = 0
 
     def add(self, amount: float, at_s: float, samples: float = 1.0) -> None:
         """One sample, or as many of the same amount."""
-        self._weights[self._buckets.index(amount)] += samples * self._scale(at_s)
+        index = self._buckets.index(amount)
+        self._weights[index] += samples * self._scale(at_s)
+        self._used = max(self._used, index + 1)
 
     def samples(self, at_s: float) -> float:
         """How many samples of this moment the whole weight is worth."""
@@ -107,16 +111,14 @@ class DecayingHistogram:
 
     def quantile(self, rank: float) -> float:
         """The end of the bucket that has this part (0.0-1.0) of the weight below; 0 without a sample."""
-        weights = self._weights
+        weights = self._weights[: self._used]
         total = sum(weights)
         if total <= 0:
             return 0.0
         # From the largest amount down, as ranks are near to 1. The rounding error of sums is left out.
         left = max((1 - rank), 1e-9) * total
-        # Zeros at the end are found by C code: most of the scale is above what one workload uses.
-        used = len(weights.tobytes().rstrip(b"\0"))
         lowest = 0
-        for index in range(min(len(weights) - 1, used // 8), -1, -1):
+        for index in range(len(weights) - 1, -1, -1):
             if weights[index]:
                 lowest = index
                 left -= weights[index]
@@ -145,6 +147,7 @@ class DecayingHistogram:
         result._reference_s = at_s
         for index, weight in zip(indices, weights, strict=True):
             result._weights[index] = row.samples * weight / total
+        result._used = indices[-1] + 1
         return result
 
     def _scale(self, at_s: float) -> float:

@@ -15,7 +15,7 @@ start of 24 h, model dropped after 30 min without a sample), which predicts by p
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, final
 
 from msgspec import Struct
@@ -279,8 +279,9 @@ class WorkloadPeaks:
                 yield
         known = 0
         cpu = memory = 0.0
+        displaced = self._displaced(at_s, groups)
         for name, group in groups.items():
-            workload = self._admitted(name, at_s, groups)
+            workload = self._admitted(name, at_s, displaced)
             if workload is not None:
                 workload.add(*group.means, at_s)
                 self._promote(name, workload, at_s)
@@ -323,19 +324,25 @@ class WorkloadPeaks:
         if self.system is not None:
             yield SYSTEM, self.system, True
 
-    def _admitted(self, name: str, at_s: float, present: Collection[str]) -> Workload | None:
+    def _admitted(self, name: str, at_s: float, displaced: Iterator[str]) -> Workload | None:
         """The workload of a name; None where all places are taken by workloads that have pods now."""
         workload = self.known.get(name) or self.new.get(name)
         if workload is not None:
             return workload
-        if len(self.new) >= MOST_NEW:
-            absent = ((at.counted(at_s), key) for key, at in self.new.items() if key not in present)
-            least = min(absent, default=None)
+        while len(self.new) >= MOST_NEW:
+            least = next(displaced, None)
             if least is None:
                 return None
-            del self.new[least[1]]
+            # One that was restored as a known one meanwhile is no longer there.
+            self.new.pop(least, None)
         workload = self.new[name] = Workload(at_s)
         return workload
+
+    def _displaced(self, at_s: float, present: Collection[str]) -> Iterator[str]:
+        """The absent ones in the probation, the least evidence first: ordered once a minute, by its first newcomer."""
+        yield from (
+            key for _, key in sorted((at.counted(at_s), key) for key, at in self.new.items() if key not in present)
+        )
 
     def _promote(self, name: str, workload: Workload, at_s: float) -> None:
         minutes = int((workload.last_s - workload.first_s) // 60.0)

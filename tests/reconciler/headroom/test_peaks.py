@@ -225,6 +225,19 @@ def test_workloads_that_live_for_hours_do_not_displace_one_of_days() -> None:
     assert days.minutes(1, web(500.0)).online_cpu_milli == about(2500)
 
 
+def test_of_the_absent_those_with_the_least_evidence_make_room_and_a_present_one_does_not() -> None:
+    days = Days()
+    names = [f"shop/Pod/{number:03}" for number in range(MOST_NEW)]
+    for minute in range(4):
+        # One of four minutes, two, three or all.
+        days.minutes(1, *(PodReading(name, 50.0, 1e6) for at, name in enumerate(names) if at % 4 >= 3 - minute))
+    least = sorted(names, key=lambda name: (int(name[-3:]) % 4, name))
+    made = [PodReading(f"evil/Pod/{number}", 50.0, 1e6) for number in range(40)]
+    days.minutes(1, *made, PodReading(least[0], 50.0, 1e6))
+    assert len(days.peaks.new) == MOST_NEW
+    assert set(names) - days.peaks.new.keys() == set(least[1:41])
+
+
 def test_beyond_the_bound_pods_count_by_their_requests() -> None:
     days = Days()
     many = [PodReading(f"shop/Pod/{number}", 50.0, 1e6, 100, 1000) for number in range(MOST_NEW + 50)]
