@@ -164,6 +164,11 @@ class Topology(Struct, frozen=True, kw_only=True, dict=True):
         """Whether any core has more than one online thread."""
         return len(self._cores) < len(self.cpus)
 
+    @cached_property
+    def threads(self) -> int:
+        """Online threads of the core that has the most; 1 without a core."""
+        return max(map(len, self._core_list), default=1)
+
     # The struct is frozen, so what is derived is computed once, at first use.
     @cached_property
     def _by_id(self) -> dict[int, Cpu]:

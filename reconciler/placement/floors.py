@@ -178,7 +178,7 @@ def rivals_of(demands: Sequence[CpuDemand], free: CpuSet, topology: Topology) ->
         elif demand.numa_binding and not demand.nodes:
             near.append(demand.count)
     cores: Counter[int] = Counter()
-    threads = max((len(core) for core in topology.cores()), default=1)
+    threads = topology.threads
     if any(demand.full_cores for demand in demands):
         cores.update(topology.node_of(min(core)) for core in topology.cores() if len(core) == threads and core <= free)
     return NodeRivals(fixed, near, cores, threads)
@@ -188,7 +188,7 @@ def _lone_first(avail: int, count: int, topology: Topology) -> int:
     """So many of these CPUs: threads of cores that are not whole, then whole cores from the highest on."""
     taken = 0
     cores = [core.mask for core in topology.cores() if core.mask & avail] if count > 0 else []
-    threads = max((len(core) for core in topology.cores()), default=1)
+    threads = topology.threads
     for core in sorted(cores, key=lambda core: ((core & avail).bit_count() == threads, -core)):
         part, left = core & avail, count - taken.bit_count()
         if left <= 0:

@@ -199,7 +199,7 @@ def propose(
     spread = [demand for demand in new if demand.count > widest or not _of_one_node(demand)]
     if any(demand.numa_exclusive for demand in spread):
         return None  # a claim closes one node at most
-    threads = max((len(core) for core in topology.cores()), default=1)
+    threads = topology.threads
     claims = [
         JointClaim(
             demand.key,
@@ -233,7 +233,7 @@ def propose(
 
 
 def _nodes(floors: PoolFloors, topology: Topology, owners: CpuSet, closed: CpuSet) -> dict[int, JointNode]:
-    threads = max((len(core) for core in topology.cores()), default=1)
+    threads = topology.threads
     whole = topology.whole_cores(floors.avail)
     nodes = {}
     for node in topology.nodes():

@@ -265,7 +265,7 @@ class FreeCapacity:
         loose = free - held
         self._total = {node: len(topology.node_cpus(node)) for node in topology.nodes()}
         self._left = {node: len(topology.node_cpus(node) & loose) for node in self._total}
-        self._threads = max((len(core) for core in topology.cores()), default=1)
+        self._threads = topology.threads
         # A machine has hundreds of cores: they are counted only where they matter.
         minds_cores = any(demand.full_cores or demand.spread_cores for demand in demands)
         cores = [core.mask for core in topology.cores()] if minds_cores else []

@@ -33,6 +33,7 @@ _NEAR_PERCENT: Final = 90
 _QUIET_S: Final = 2.0
 """After so long a calm at the top samples are rarer."""
 _LONG_AGO: Final = float("-inf")
+_NO_PODS: Final = frozenset[str]()
 _REPEATED: Final = 4
 """Cuts that are needed for a comparison."""
 _MOST_PAUSE: Final = 16
@@ -219,12 +220,12 @@ def step(state: HarmState, sample: HarmSample, now: float, config: HarmConfig) -
     if sample.excused:
         return replace(state, hurt=(), calm_since=None, unknown_since=None)
     levels = sample.levels
-    worst = max(levels, key=lambda uid: (levels[uid], uid), default=None)
-    level = levels[worst] if worst is not None else 0.0
-    hurt = frozenset(uid for uid, number in levels.items() if number >= 1.0)
+    level = max(levels.values(), default=0.0)
+    hurt = frozenset(uid for uid, number in levels.items() if number >= 1.0) if level >= 1.0 else _NO_PODS
     before = state.hurt
     state = replace(state, hurt=(hurt, *before)[: _LONG - 1], unknown_since=None)
-    if worst is not None and hurt:
+    if hurt:
+        worst = max(hurt, key=lambda uid: (levels[uid], uid))
         state = replace(state, calm_since=None, harmed_at=now)
         clear = level >= config.clear_factor
         if (clear or _lasts(hurt, before)) and now - state.cut_at >= config.settle_s:

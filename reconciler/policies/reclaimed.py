@@ -287,9 +287,8 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     taken = (pools.reserved | pools.dedicated_cpus) - counted
     reclaimed = EMPTY
     if confined and squeezed is None and pools.named and not pools.separate:
-        threads = max((len(core) for core in view.topology.cores()), default=1)
         pool_overlaps = overlaps(view, pools, counted)
-        for key, number in shares(count, pool_overlaps, held, threads).items():
+        for key, number in shares(count, pool_overlaps, held, view.topology.threads).items():
             if number:
                 cpus = pool_overlaps[key].cpus
                 reclaimed |= choose_cpus(number, cpus, held & cpus, taken, view.topology, tiers=tiers)

@@ -120,10 +120,11 @@ def expected(known: OwnWaiting, waiting: PodWaiting, now: float) -> float:
     to sample, and a pod that waits runs less.
     """
     key = _range(waiting)
-    near = max((number for number in known if number <= key), default=key + 1)
-    if near not in known:
+    item = known.get(key)
+    if item is None:
+        item = known.get(max((number for number in known if number < key), default=key + 1))
+    if item is None:
         return 0.0
-    item = known[near]
     faded: float = 0.5 ** (max(0.0, now - item.at) / (_HALF_S * 2**item.confirmed))
     return min(100.0, (item.mean + _DEVIATIONS * item.deviation) * faded)
 
@@ -135,7 +136,9 @@ def level_of(waiting: PodWaiting, expected_percent: float, config: HarmConfig) -
     BE work costs a few microseconds each time, which adds up to a large share. A cut would not shorten them, as an idle
     CPU needs longer to wake up.
     """
-    share = max(0.0, waiting.percent - expected_percent)
+    share = waiting.percent - expected_percent
+    if share <= 0:
+        return 0.0
     excess = max(0.0, waiting.wait_milli - expected_percent / 100 * (waiting.run_milli + waiting.wait_milli))
     level = min(share / config.wait_percent, excess / config.wait_milli)
     if waiting.waits > 0:

@@ -22,6 +22,7 @@ from state.model import (
     Resources,
     RuntimeSpec,
 )
+from state.pod_index import FixedTable
 from state.topology import Topology, uniform
 
 V1 = {"cpu": 1, "cpuset": 1, "memory": 1, "pids": 1}
@@ -123,7 +124,7 @@ def node(*pods: Pod, topology: Topology | int = 8, **more: Any) -> NodeView:
         kubepods="/kubepods",
         besteffort="/kubepods/besteffort",
         burstable="/kubepods/burstable",
-        pods={item.uid: item for item in pods},
+        pods=FixedTable({item.uid: item for item in pods}),
         **values,
     )
 

@@ -90,6 +90,7 @@ def test_an_offline_sibling_leaves_its_core_with_one_thread(tmp_path: Path) -> N
     assert topology.offline == CpuSet([1])
     assert topology.isolated == CpuSet([3])
     assert topology.cores() == (CpuSet([0]), CpuSet([2, 3]))
+    assert topology.threads == 2, "of the core that has the most"
     with pytest.raises(KeyError):
         topology.siblings(1)
 
@@ -189,6 +190,7 @@ def test_a_uniform_machine_is_split_evenly(sockets: int, nodes: int, per: int, t
     topology = uniform(sockets=sockets, nodes=nodes, cores=cores, threads=threads)
     assert len(topology.online) == cores * threads
     assert {len(core) for core in topology.cores()} == {threads}
+    assert topology.threads == threads
     assert len(topology.cores()) == cores
     for groups, count in ((topology.sockets(), sockets), (topology.l3_domains(), nodes)):
         assert [len(cpus) for cpus in groups.values()] == [cores * threads // count] * count

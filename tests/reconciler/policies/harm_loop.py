@@ -167,6 +167,7 @@ def run(
     """The law and the machine together."""
     source = random.Random(machine.seed)
     top = top_of(machine.cpus, machine.least_milli, config)
+    least = machine.least_milli
     state, pod = start(top if begin is None else begin), PodJudgement()
     at = clock = 0.0
     late: PodWaiting | None = None
@@ -179,17 +180,19 @@ def run(
         at += took
         clock += took + item.jump_s
         waiting = waited(machine, item, used)
-        noisy = waiting._replace(wait_milli=waiting.wait_milli * max(0.0, source.gauss(1.0, machine.noise)))
-        seen, late = late, noisy
+        if machine.noise:
+            wait = waiting.wait_milli * max(0.0, source.gauss(1.0, machine.noise))
+            waiting = PodWaiting(waiting.run_milli, wait, waiting.waits)
+        seen, late = late, waiting
         levels = None
         if item.known and seen is not None:
-            since = quiet_since(since, clock, quiet=is_quiet(used, state.ceiling_milli, machine.least_milli))
+            since = quiet_since(since, clock, quiet=is_quiet(used, state.ceiling_milli, least))
             quiet = since is not None and clock - since >= config.settle_s
             pod = judge(pod, seen, clock, config, quiet=quiet)
             levels = {POD: pod.level}
         sample = HarmSample(
             top_milli=top,
-            floor_milli=machine.least_milli,
+            floor_milli=least,
             grain_milli=1000 if machine.whole else 1,
             used_milli=used,
             levels=levels,
@@ -209,15 +212,24 @@ def turns_of(ceilings: Sequence[int]) -> int:
 
 def lost_share(moments: Sequence[Moment]) -> float:
     """BE work that was not done although it would have been below the limits, as a share of that."""
-    fair = sum(moment.fair * moment.took_s for moment in moments)
-    lost = sum(max(0, moment.fair - moment.used) * moment.took_s for moment in moments)
+    fair = lost = 0.0
+    for moment in moments:
+        could = moment.fair
+        fair += could * moment.took_s
+        lost += max(0, could - moment.used) * moment.took_s
     return lost / fair if fair else 0.0
 
 
 def harmed_share(moments: Sequence[Moment], level: float = 1.0) -> float:
     """The share of the time in which the pod was really harmed, by BE work that could have been cut."""
-    harmed = (m.took_s for m in moments if m.level >= level and m.used > 1.4 * m.machine.least_milli)
-    return sum(harmed) / sum(m.took_s for m in moments)
+    return harmed_shares(moments, level)[0]
+
+
+def harmed_shares(moments: Sequence[Moment], *levels: float) -> list[float]:
+    """The same for each of some levels."""
+    harmed = [(m.level, m.took_s) for m in moments if m.used > 1.4 * m.machine.least_milli]
+    whole = sum(m.took_s for m in moments)
+    return [sum(took_s for number, took_s in harmed if number >= level) / whole for level in levels]
 
 
 def settle_s(moments: Sequence[Moment], since: float) -> float:

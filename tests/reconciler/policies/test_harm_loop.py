@@ -25,6 +25,7 @@ from tests.reconciler.policies.harm_loop import (
     Machine,
     Moment,
     harmed_share,
+    harmed_shares,
     lost_share,
     run,
     settle_s,
@@ -71,8 +72,8 @@ def test_at_a_constant_load_it_settles(machine: Machine, share: float) -> None:
 
 def settles(machine: Machine, share: float) -> bool:
     late = tail(list(run(lambda _: load_of(machine, share), 360, machine)), 60)
-    clear = harmed_share(late, CONFIG.clear_factor)
-    return turns(late) <= 8 * 5 and harmed_share(late, CLEARLY) <= 0.05 and clear <= 0.01
+    harmed, clear = harmed_shares(late, CLEARLY, CONFIG.clear_factor)
+    return turns(late) <= 8 * 5 and harmed <= 0.05 and clear <= 0.01
 
 
 def test_at_a_constant_load_it_settles_on_nearly_all_machines() -> None:
@@ -156,8 +157,9 @@ def test_waves_of_any_period_have_no_more_turns_than_the_load_and_harm_for_a_par
         low, high = load_of(machine, source.uniform(0.05, 0.4)), load_of(machine, source.uniform(0.4, 0.9))
         late = tail(list(run(partial(_square, period_s, low, high), 240, machine)), 60)
         assert turns(late) <= 2 * 180 / period_s + 8 * 3, (machine, period_s)
-        shares.append(harmed_share(late, CLEARLY))
-        clear.append(harmed_share(late, CONFIG.clear_factor))
+        harmed, clearly = harmed_shares(late, CLEARLY, CONFIG.clear_factor)
+        shares.append(harmed)
+        clear.append(clearly)
         if not machine.whole:
             assert clear[-1] <= 0.1, (machine, period_s)
             assert shares[-1] <= 0.25 or machine.noise > 0.3, (machine, period_s)
