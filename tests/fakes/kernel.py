@@ -3,8 +3,9 @@
 It refuses what the real one refuses, with the same errno, reads back in the same normal form, gives fresh groups the
 same defaults, hands out inodes that are never used twice, and answers ENODEV or ENOENT for groups that are gone.
 
-With ``mirror`` every group and file also exists as an ordinary directory and file below ``root``, kept up to date, so
-that code which only *reads* (os.scandir, real inotify) sees the same node. Writing still has to go through here.
+With ``mirror`` every group also exists as an ordinary directory below ``root``, and with ``mirror_files`` every control
+file as a file, kept up to date, so that code which only *reads* (os.scandir, real inotify; commands and children, which
+read past here) sees the same node. Writing still has to go through here.
 
 Longer than other modules because directories, processes and notifications of one machine share one lock and one tree;
 what the single files answer is in kernel_cpu.py, kernel_memory.py and kernel_disks.py.
@@ -80,6 +81,7 @@ class FakeKernel:
         nodes: int = 1,
         release: tuple[int, int] = (6, 18),
         mirror: bool = False,
+        mirror_files: bool = True,
         distribution: Literal["", "anolis", "openeuler"] = "",
         disks: tuple[str, ...] = ("254:0", "8:0"),
     ) -> None:
@@ -94,6 +96,7 @@ class FakeKernel:
         self.writes: list[tuple[str, str, int]] = []
         """Every write that reached the kernel: path, text, errno (0: accepted)."""
         self._mirror = mirror
+        self._mirror_files = mirror and mirror_files
         self._late: dict[str, Tree] | None = None
         self._lock = threading.RLock()
         self._inodes = itertools.count(1_000)
@@ -255,7 +258,7 @@ class FakeKernel:
             if self._mirror:
                 os.mkdir(path)
                 group.inode = os.stat(path).st_ino
-                self._refresh(tree, group)
+                self._refresh(tree, group, alone=True)
             self._tell(Event(above, IN_CREATE | IN_ISDIR, name, pid))
 
     def rmdir(self, path: str, pid: int = 1) -> None:
@@ -469,21 +472,26 @@ class FakeKernel:
         for callback in list(self._subscribers):
             callback(event)
 
-    def _refresh(self, tree: Tree, group: Group) -> None:
-        """Bring the mirrored files of everything that a change may show in up to date."""
-        if not self._mirror:
+    def _refresh(self, tree: Tree, group: Group, *, alone: bool = False) -> None:
+        """Bring the mirrored files of everything that a change may show in up to date.
+
+        ``alone``: it shows in the group itself only, as the birth of an empty one does.
+        """
+        if not self._mirror_files:
             return
         if self._late is not None:
             self._late[tree.mount] = tree
             return
-        for member in {id(member): member for member in (*group.above(), *group.walk())}.values():
+        members = (group,) if alone else (*group.above(), *itertools.islice(group.walk(), 1, None))
+        for member in members:
             path = tree.path(member)
             texts = {file: _shown(reader, member) for file, (reader, _) in self._table(tree, member).items()}
             for file in member.rendered.keys() - texts.keys():
                 os.unlink(f"{path}/{file}")
             for file, text in texts.items():
-                if member.rendered.get(file) != text:
-                    _put(f"{path}/{file}", text)
+                before = member.rendered.get(file)
+                if before != text:
+                    _put(f"{path}/{file}", text, before)
             member.rendered = texts
 
 
@@ -531,12 +539,14 @@ def _shown(reader: Callable[[Group], str], group: Group) -> str:
         return ""
 
 
-def _put(path: str, text: str) -> None:
-    # Never truncated first: a reader must not see an empty value.
+def _put(path: str, text: str, before: str | None) -> None:
+    """``before``: what the file has now; None: there is none."""
     data = text.encode()
     number = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
         os.pwrite(number, data, 0)
-        os.ftruncate(number, len(data))
+        # Not truncated first: a reader must not see an empty value.
+        if before is not None and len(before.encode()) > len(data):
+            os.ftruncate(number, len(data))
     finally:
         os.close(number)

@@ -92,12 +92,15 @@ INNER = f"{BOX}/docker/{'cd' * 32}"
 
 
 class LiveNode(DirectoryNode):
-    """Eight CPUs, one online pod, one best-effort pod, one pod with CPU 7 of its own."""
+    """Eight CPUs, one online pod, one best-effort pod, one pod with CPU 7 of its own.
 
-    def __init__(self, path: Path, mode: KernelMode = "v1") -> None:
+    ``files``: control files are on the disk as well, for commands and children, which read past the fake kernel.
+    """
+
+    def __init__(self, path: Path, mode: KernelMode = "v1", *, files: bool = True) -> None:
         root = str(path / "node")
         os.makedirs(root)
-        self.kernel = FakeKernel(mode, root=root, cpus=8, mirror=True)
+        self.kernel = FakeKernel(mode, root=root, cpus=8, mirror=True, mirror_files=files)
         self.kernel.install()
         kubelet = FakeKubelet(f"{root}/var/lib/kubelet", policy=STATIC, cpus=range(7), reserved={0})
         super().__init__(root, self.kernel, mounts_of(self.kernel), kubelet=kubelet)

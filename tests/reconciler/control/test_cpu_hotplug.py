@@ -25,7 +25,7 @@ class Node:
     """A live node whose CPUs can be pulled out."""
 
     def __init__(self, path: Path, mode: KernelMode = "v1") -> None:
-        self.live = LiveNode(path, mode)
+        self.live = LiveNode(path, mode, files=False)
 
     def cpus(self, path: str) -> str:
         return self.live.read(path, "cpuset", "cpuset.cpus")

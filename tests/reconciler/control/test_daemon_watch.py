@@ -52,7 +52,7 @@ class Node:
     """A node whose services use 5 % of a CPU, one second after the other."""
 
     def __init__(self, path: Path, mode: KernelMode = "v1", config: NodeDaemonsConfig = ON) -> None:
-        self.live = LiveNode(path, mode)
+        self.live = LiveNode(path, mode, files=False)
         self.live.config = replace(self.live.config, policies=PoliciesConfig(node_daemons=config))
         self.cpu = mounts_of(self.live.kernel)["cpu"]
         self.file = "cpu.shares" if mode == "v1" else "cpu.weight"

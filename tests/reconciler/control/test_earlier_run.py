@@ -25,7 +25,7 @@ BE: Final = "/kubepods/besteffort"
 @pytest.fixture(params=["v1", "v2"])
 def live(request: pytest.FixtureRequest, tmp_path: Path) -> LiveNode:
     mode: Mode = request.param
-    made = LiveNode(tmp_path, mode)
+    made = LiveNode(tmp_path, mode, files=False)
     made.least_weight(group(BATCH))
     return made
 

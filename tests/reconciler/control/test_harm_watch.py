@@ -142,7 +142,7 @@ async def watching(node: LiveNode, policies: PoliciesConfig = POLICIES) -> Async
 @pytest.fixture(params=["v1", "v2"])
 def node(request: pytest.FixtureRequest, tmp_path: Path) -> LiveNode:
     mode: KernelMode = request.param
-    return LiveNode(tmp_path, mode)
+    return LiveNode(tmp_path, mode, files=False)
 
 
 async def test_it_rises_to_the_top_and_the_quota_ends(node: LiveNode) -> None:

@@ -26,7 +26,7 @@ MIB = 1 << 20
 @pytest.fixture(params=["v1", "v2"])
 def live(request: pytest.FixtureRequest, tmp_path: Path) -> LiveNode:
     mode: Mode = request.param
-    return LiveNode(tmp_path, mode)
+    return LiveNode(tmp_path, mode, files=False)
 
 
 def recorded(agent: Agent, limits: Resources | None = None, **spec: Any) -> None:
@@ -136,7 +136,7 @@ async def test_a_process_that_left_its_containers_groups_is_a_condition(live: Li
 
 @pytest.mark.parametrize("narrowed", ["/kubepods/burstable", group(WEB), BOX])
 async def test_a_v1_set_that_a_cpu_left_before_the_start_is_reported(tmp_path: Path, narrowed: str) -> None:
-    live = LiveNode(tmp_path)
+    live = LiveNode(tmp_path, files=False)
     for path in (BOX, group(WEB), "/kubepods/burstable"):
         live.write(path, "cpuset", "cpuset.cpus", "0-2,4-7")
         if path == narrowed:
@@ -151,7 +151,7 @@ async def test_a_v1_set_that_a_cpu_left_before_the_start_is_reported(tmp_path: P
 
 async def test_a_cpu_that_was_offline_before_the_start_is_missed_in_kubepods(tmp_path: Path) -> None:
     """The root alone has it again; every group below has the same CPUs as the one above it."""
-    live = LiveNode(tmp_path)
+    live = LiveNode(tmp_path, files=False)
     live.kernel.unplug(3)
     live.kernel.plug(3)
     async with live.looked() as agent:

@@ -31,7 +31,7 @@ SOME = "0-3,7"
 @pytest.fixture(params=["v1", "v2"])
 def live(request: pytest.FixtureRequest, tmp_path: Path) -> LiveNode:
     mode: Mode = request.param
-    return LiveNode(tmp_path, mode)
+    return LiveNode(tmp_path, mode, files=False)
 
 
 def give(live: LiveNode, text: str, *, wider: bool = False) -> None:

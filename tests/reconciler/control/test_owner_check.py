@@ -35,7 +35,7 @@ OWNER = f"dedicated/{PINNED}/main"
 def live(request: pytest.FixtureRequest, tmp_path: Path) -> LiveNode:
     """The kubelet has given CPU 7 to one container, and every file is as the kubelet wants it."""
     mode: Mode = request.param
-    made = LiveNode(tmp_path, mode)
+    made = LiveNode(tmp_path, mode, files=False)
     for uid in (WEB, BATCH, PINNED):
         give(made, uid, "7" if uid == PINNED else "0-6")
     return made

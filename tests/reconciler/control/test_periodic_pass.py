@@ -34,7 +34,7 @@ def live(tmp_path: Path) -> Iterator[LiveNode]:
         patch.object(WriteAttribution, "last_writer", return_value=("other", "tuned")),
         patch.object(time, "monotonic", return_value=time.monotonic()),
     ):
-        yield LiveNode(tmp_path)
+        yield LiveNode(tmp_path, files=False)
 
 
 async def settled(live: LiveNode, agent: Agent) -> None:

@@ -117,7 +117,7 @@ async def looking(node: LiveNode, policies: PoliciesConfig) -> AsyncIterator[Sec
 @pytest.fixture(params=["v1", "v2"])
 def node(request: pytest.FixtureRequest, tmp_path: Path) -> LiveNode:
     mode: KernelMode = request.param
-    made = LiveNode(tmp_path, mode)
+    made = LiveNode(tmp_path, mode, files=False)
     for path, value in ((group(WEB), POD), (MAIN, LIMIT)):
         if mode == "v2":
             made.write(path, "cpu", "cpu.max", f"{value} 100000")

@@ -37,7 +37,7 @@ class Policies:
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Agent]:
-    node = LiveNode(tmp_path)
+    node = LiveNode(tmp_path, files=False)
     with node.agent() as agent:
         trio.run(node.look, agent)
         yield agent

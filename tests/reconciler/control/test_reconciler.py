@@ -25,7 +25,7 @@ OTHER = "dddddddd-4444-4444-8444-444444444444"
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[LiveNode]:
     with patch.object(WriteAttribution, "last_writer", return_value=("other", "tuned")):
-        yield LiveNode(tmp_path)
+        yield LiveNode(tmp_path, files=False)
 
 
 def cpus(live: LiveNode) -> str:

@@ -34,7 +34,7 @@ TICKED: Final = DirtyBatch(frozenset({TICK}), ())
 
 @pytest.fixture
 def node(tmp_path: Path) -> LiveNode:
-    node = LiveNode(tmp_path)
+    node = LiveNode(tmp_path, files=False)
     node.config = replace(node.config, policies=AT_FLOOR)
     return node
 
