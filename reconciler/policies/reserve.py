@@ -106,10 +106,10 @@ def spread(count: int, topology: Topology, within: CpuSet) -> CpuSet:
 
     Source: Katalyst's TakeHTByNUMABalance. Difference: Katalyst counts threads, and leaves half a core beside each.
     """
-    nodes = [
-        iter(sorted((core & within for core in topology.cores() if core & within & topology.node_cpus(node)), key=min))
-        for node in topology.nodes()
-    ]
+    cores: dict[int, list[CpuSet]] = {node: [] for node in topology.nodes()}
+    for part in sorted(filter(None, (core & within for core in topology.cores())), key=_lowest):
+        cores[topology.node_of(_lowest(part))].append(part)
+    nodes = [iter(parts) for parts in cores.values()]
     taken = EMPTY
     while nodes and len(taken) < count:
         for node in list(nodes):
@@ -121,6 +121,11 @@ def spread(count: int, topology: Topology, within: CpuSet) -> CpuSet:
             if len(taken) == count:
                 break
     return taken
+
+
+def _lowest(cpus: CpuSet) -> int:
+    """The lowest CPU of a set that has one."""
+    return (cpus.mask & -cpus.mask).bit_length() - 1
 
 
 POLICY = Policy(

@@ -89,7 +89,7 @@ def play(directory: Path, fault: Fault, expected: Values | None = None) -> Run:
     """One whole run in a directory of its own, which is removed. The fault ends after the first values were taken."""
     directory.mkdir()
     with mock.patch.dict(QOS, {LATE: "/besteffort"}):
-        node = LiveNode(directory)
+        node = LiveNode(directory, files=False)
         run = Run()
         faults = Faults(node.root, node.kernel)
         clock = trio.testing.MockClock(autojump_threshold=0.0005)
@@ -176,7 +176,8 @@ def _values(node: LiveNode) -> Values:
     """Every setting below kubepods, as the kernel has it."""
     values: Values = {}
     for tree in node.kernel.trees:
-        for directory, _, files in os.walk(f"{tree.mount}/kubepods"):
+        for directory, _, _ in os.walk(f"{tree.mount}/kubepods"):
+            files = node.kernel.files(directory)
             for file in _WATCHED:
                 if file in files:
                     values[f"{directory}/{file}".removeprefix(node.root)] = node.kernel.read(directory, file).strip()

@@ -40,8 +40,8 @@ def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def live(tmp_path: Path) -> LiveNode:
-    """A node in memory with three pods, and the agent that a test runs on it."""
-    return LiveNode(tmp_path)
+    """A node in memory with three pods, and the agent that a test runs on it: it has no need of files on the disk."""
+    return LiveNode(tmp_path, files=False)
 
 
 @pytest.fixture

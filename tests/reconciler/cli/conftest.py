@@ -77,6 +77,12 @@ def _document() -> bytes:
 
 
 @pytest.fixture
+def live(tmp_path: Path) -> LiveNode:
+    """The node in memory, with all files on the disk: commands read there."""
+    return LiveNode(tmp_path)
+
+
+@pytest.fixture
 def document(_document: bytes) -> dict[str, Any]:
     plain: dict[str, Any] = marshal.loads(_document)
     return plain

@@ -139,7 +139,7 @@ async def test_a_cpuset_without_its_prefix_is_reported(tmp_path: Path) -> None:
 
 
 async def test_v1_has_no_such_thing(tmp_path: Path) -> None:
-    live = LiveNode(tmp_path)
+    live = LiveNode(tmp_path, files=False)
     with live.agent() as agent:
         assert agent.config.mode is AgentMode.ENFORCE
         await live.look(agent)

@@ -92,7 +92,7 @@ async def test_the_monitor_passes_each_second_from_the_first_sign_on(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     del autojump_clock
-    async with stage(live := LiveNode(tmp_path), configured(live)) as scene:
+    async with stage(live := LiveNode(tmp_path, files=False), configured(live)) as scene:
         scene.observer._clock = trio.current_time
         seen: list[float] = []
         evaluate = scene.observer.evaluate

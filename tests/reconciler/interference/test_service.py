@@ -66,7 +66,7 @@ async def test_a_share_that_moves_has_misses_counted_and_goes_by_them(
 ) -> None:
     """With nothing else switched on."""
     monkeypatch.setattr(PerfReader, "read", every_online_pod_misses_much)
-    live = LiveNode(tmp_path)
+    live = LiveNode(tmp_path, files=False)
     world = World(tmp_path / "world")
     world.config = MOVING
     world.spawn(BATCH)

@@ -48,14 +48,8 @@ class Room:
         free = scene.usable - taken
         self.threads = scene.threads
         self.left = {number: len(topology.node_cpus(number) & free) for number in topology.nodes()}
-        self.cores = {
-            number: sum(
-                1
-                for core in topology.cores()
-                if len(core) == self.threads and core <= topology.node_cpus(number) & free
-            )
-            for number in topology.nodes()
-        }
+        cores = [core for core in topology.cores() if core <= free and len(core) == self.threads]
+        self.cores = {number: sum(core <= topology.node_cpus(number) for core in cores) for number in topology.nodes()}
         self.owned = {number: len(topology.node_cpus(number) & taken) for number in topology.nodes()}
         self.closed: set[int] = set()
         for uid, wish in scene.wishes():
