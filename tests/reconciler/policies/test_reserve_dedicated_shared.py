@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan, plan_pools
-from reconciler.policies.reserve import ReserveConfig, StrictReserve
+from reconciler.policies.reserve import ReserveConfig, StrictReserve, spread
 from reconciler.policies.table import PoliciesConfig
 from state.model import ContainerKind, CpuPolicy, NodeView, Pools, RuntimeSpec
 from state.topology import Topology, uniform
@@ -136,6 +136,10 @@ def test_a_number_of_reserved_cpus_is_whole_cores_spread_over_nodes(
     made = pools(node(topology=topology), config=PoliciesConfig(reserve=ReserveConfig(count=count)))
     assert made.reserved == cpus(reserved)
     assert not made.reserved & made.shared
+
+
+def test_a_core_counts_by_its_lowest_thread_that_there_is() -> None:
+    assert spread(3, uniform(cores=4, threads=2), cpus("1-7")) == cpus("1-2,5")
 
 
 def test_a_list_outranks_a_number() -> None:
