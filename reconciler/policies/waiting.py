@@ -216,10 +216,11 @@ def judge(before: PodJudgement, waiting: PodWaiting, now: float, config: HarmCon
         level = 0.0 if burst else min(level, _NO_HARM)
         left = _most_left(own_harm)
         return PodJudgement(waits=waiting, own=own, own_harm=own_harm, left=left, expected=likely, level=level)
-    known = before.own_harm
-    faded: float = 0.5 ** (max(0.0, now - known.at) / _HALF_S)
-    rate = known.harmful * faded / max(_ENOUGH, known.samples * faded)
-    left = min(_most_left(known), before.left + _MARGIN * rate)
+    known, left = before.own_harm, 0.0
+    if known.longest:
+        faded: float = 0.5 ** (max(0.0, now - known.at) / _HALF_S)
+        rate = known.harmful * faded / max(_ENOUGH, known.samples * faded)
+        left = min(_most_left(known), before.left + _MARGIN * rate)
     row = before.row + 1 if level >= 1.0 else 0
     excused = 1.0 <= level <= _MARGIN * known.worst and left >= 1.0 and row <= _MARGIN * known.longest
     return PodJudgement(

@@ -1,6 +1,7 @@
 """Nodes for policy tests, from a few words: `node`, `pod`, `container`, `kubelet`, `cpu`."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from msgspec.structs import replace
@@ -115,9 +116,14 @@ def cpu(online: int = 0, reclaimed: int = 0, system: int = 0, *, age: float | No
     )
 
 
+@cache
+def _plain(cores: int) -> Topology:
+    return uniform(cores=cores, threads=1)
+
+
 def node(*pods: Pod, topology: Topology | int = 8, **more: Any) -> NodeView:
     """A v1 node of single-threaded cores by default, kubelet policy none, idle."""
-    shape = uniform(cores=topology, threads=1) if isinstance(topology, int) else topology
+    shape = _plain(topology) if isinstance(topology, int) else topology
     values: dict[str, Any] = {"versions": V1, "kubelet": NONE, "cpu": cpu(), "knobs": MAINLINE} | more
     return NodeView(
         topology=shape,

@@ -226,9 +226,11 @@ def test_a_command_of_the_runtime_has_it_for_a_moment() -> None:
 def test_commands_leave_half_of_the_bucket_to_starts() -> None:
     """A probe ten times a second, for ever, and then a container that starts."""
     done, lifted = StartPlan(), 0.0
+    view = commanded(0.0, 0.0, pod("be"))
     for step in range(9_000):
         lifted += 0.1 * bool(done.pods)
-        done = next_starts(commanded(step / 10, step / 10, pod("be")), done, CONFIG)
+        now = step / 10
+        done = next_starts(replace(view, now=now, commands=dict.fromkeys(view.commands, now)), done, CONFIG)
     assert lifted <= CONFIG.burst_s / 2 + 0.1 * 900 + 1.0
     assert done.spent_s <= CONFIG.burst_s / 2 + 0.2
     new = next_starts(commanded(900.0, 900.0, pod("be"), starting("new")), done, CONFIG)
