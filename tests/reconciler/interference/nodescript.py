@@ -1,7 +1,10 @@
 """A node with a script, one step a second: its views, the plans that a daemon made of them, and the frames beside."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Final
+
+from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.config.model import Config
@@ -20,15 +23,21 @@ CONFIG: Final = Config()
 Step = tuple[NodeStep, SampleFrame]
 
 
-def view(second: int, used: int, be: int, *, more: bool = False) -> NodeView:
-    """Online work uses ``used``, BE work ``be`` (thousandths of a CPU). ``more``: a second BE pod is there."""
-    web = online("web", container("web-1", requests=Resources(cpu_milli=2000)))
-    pods = [web, pod("batch", container("batch-1"))]
+@cache
+def _idle(*, more: bool) -> NodeView:
+    """The node, whose pods are the same objects from view to view, as the agent's are."""
+    pods = [online("web", container("web-1", requests=Resources(cpu_milli=2000))), pod("batch", container("batch-1"))]
     if more:
         pods.append(pod("other", container("other-1")))
-    return node(
-        *pods,
-        topology=CPUS,
+    return node(*pods, topology=CPUS)
+
+
+def view(second: int, used: int, be: int, *, more: bool = False) -> NodeView:
+    """Online work uses ``used``, BE work ``be`` (thousandths of a CPU). ``more``: a second BE pod is there."""
+    idle = _idle(more=more)
+    web, batch = idle.pods["web"], idle.pods["batch"]
+    return replace(
+        idle,
         now=1000.0 + second,
         cpu=cpu(used, be, 500, age=0.1, idle=dict.fromkeys(range(CPUS), 0.25)),
         actual={
@@ -36,7 +45,7 @@ def view(second: int, used: int, be: int, *, more: bool = False) -> NodeView:
             (web.containers[0].group.path, "cpu.quota"): None,
             (web.group.path, "cpu.shares"): 2 + second,
         },
-        uses={pods[1].containers[0].group.path: GroupUse(cpu_milli=be, age_s=0.1)},
+        uses={batch.containers[0].group.path: GroupUse(cpu_milli=be, age_s=0.1)},
     )
 
 
