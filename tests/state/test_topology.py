@@ -16,10 +16,14 @@ NODE = "sys/devices/system/node"
 
 
 def node(tmp_path: Path, files: Mapping[str, object]) -> str:
+    made: set[str] = set()
     for name, content in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{content}\n")
+        directory, _, file = f"{tmp_path}/{name}".rpartition("/")
+        if directory not in made:
+            os.makedirs(directory, exist_ok=True)
+            made.add(directory)
+        with open(f"{directory}/{file}", "w") as text:
+            text.write(f"{content}\n")
     return str(tmp_path)
 
 

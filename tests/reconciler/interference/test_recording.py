@@ -302,11 +302,11 @@ def test_a_block_that_unpacks_to_far_more_than_it_is_is_refused_before_it_has(mo
         return inflate(packed, most)
 
     monkeypatch.setattr(recording, "_inflated", counted)
-    data = b"bypassd-recording 2\n" + pack(bytes(200 << 20))
+    data = b"bypassd-recording 2\n" + pack(bytes(100 << 20))
     assert len(data) < 1 << 20
     with pytest.raises(InputError, match="unpacked"):
         read(data)
-    assert max(made) <= recording.MOST_UNPACKED < 200 << 20
+    assert max(made) <= recording.MOST_UNPACKED < 100 << 20
 
 
 def test_many_blocks_that_unpack_to_far_more_are_refused_together(monkeypatch: pytest.MonkeyPatch) -> None:
