@@ -149,7 +149,7 @@ def test_an_event_names_every_setting_and_is_bounded() -> None:
 async def test_a_change_is_like_a_reload_but_does_not_end_a_restore(files: Files, tmp_path: Path) -> None:
     files.write("mode: enforce\n")
     daemon = main.Daemon(load(str(files.path)))
-    live = LiveNode(tmp_path / "node")
+    live = LiveNode(tmp_path / "node", files=False)
     live.put("proc/meminfo", MEMINFO)
     with agent_on(live) as agent:
         daemon.agent = agent

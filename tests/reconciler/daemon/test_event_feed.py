@@ -22,7 +22,7 @@ Events = list[dict[str, Any]]
 @pytest.fixture
 async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
     """After its first pass."""
-    async with LiveNode(tmp_path).looked() as agent:
+    async with LiveNode(tmp_path, files=False).looked() as agent:
         yield agent
 
 

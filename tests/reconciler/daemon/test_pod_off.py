@@ -53,7 +53,7 @@ class OffScene:
 
 @pytest.fixture
 async def scene(tmp_path: Path) -> AsyncIterator[OffScene]:
-    node = LiveNode(tmp_path)
+    node = LiveNode(tmp_path, files=False)
     # All at one moment: the pools' sizes follow samples whose age is the machine's.
     with mock.patch.object(time, "monotonic", return_value=time.monotonic()):
         async with node.looked() as agent:

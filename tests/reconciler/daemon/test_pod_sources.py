@@ -43,7 +43,7 @@ def test_credentials_that_appear_need_a_watch_and_others_are_used_by_the_one_the
 async def test_a_token_that_is_replaced_in_the_kubeconfig_is_sent_to_the_kubelet(
     nursery: trio.Nursery, tmp_path: Path
 ) -> None:
-    live, ca = LiveNode(tmp_path), trustme.CA()
+    live, ca = LiveNode(tmp_path, files=False), trustme.CA()
     place = live.place()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert(place.kubelet.node_name or socket.gethostname().lower()).configure_cert(context)

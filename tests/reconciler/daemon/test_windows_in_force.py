@@ -170,7 +170,7 @@ def test_each_change_is_an_event_with_what_was_and_what_follows(in_force: Config
 async def test_the_agent_shows_the_window_counts_its_minutes_and_a_change_is_an_event(
     tmp_path: Path, in_force: ConfigInForce, clock: WallClock
 ) -> None:
-    live = LiveNode(tmp_path / "node")
+    live = LiveNode(tmp_path / "node", files=False)
     live.put("proc/meminfo", MEMINFO)
     agent = Agent(live.config, live.place(), files=WithProc(live), window=in_force.window)
 

@@ -44,7 +44,7 @@ PCI = "sys/devices/pci0000:00/0000:00:01.0"
 
 @pytest.fixture
 def live(tmp_path: Path) -> LiveNode:
-    live = LiveNode(tmp_path)
+    live = LiveNode(tmp_path, files=False)
     live.put("proc/meminfo", MEMINFO)
     return live
 

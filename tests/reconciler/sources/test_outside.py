@@ -17,7 +17,7 @@ CONTAINER = f"kubepods-besteffort-pod1.slice:cri-containerd:{'a' * 64}"
 
 @pytest.fixture
 def live(tmp_path: Path) -> LiveNode:
-    return LiveNode(tmp_path)
+    return LiveNode(tmp_path, files=False)
 
 
 def make(live: LiveNode, name: str) -> str:
