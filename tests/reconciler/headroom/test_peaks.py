@@ -236,6 +236,7 @@ def test_of_the_absent_those_with_the_least_evidence_make_room_and_a_present_one
     days.minutes(1, *made, PodReading(least[0], 50.0, 1e6))
     assert len(days.peaks.new) == MOST_NEW
     assert set(names) - days.peaks.new.keys() == set(least[1:41])
+    assert days.peaks.new[least[0]].count > 1.9, "what was measured of the present one"
 
 
 def test_beyond_the_bound_pods_count_by_their_requests() -> None:

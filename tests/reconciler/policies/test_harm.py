@@ -66,6 +66,13 @@ def test_what_is_cut(samples: tuple[HarmSample, ...], ceiling: int) -> None:
     assert after(*samples).ceiling_milli == ceiling
 
 
+@pytest.mark.parametrize(
+    ("levels", "cause"), [({"a": 5.0, "b": 9.0, "c": 8.0}, "b"), ({"b": 9.0, "a": 9.0, "c": 0.1}, "b"), ({}, None)]
+)
+def test_the_cause_is_the_pod_with_the_most_harm(levels: dict[str, float], cause: str | None) -> None:
+    assert after(sample(levels)).cause == cause
+
+
 def test_lasting_harm_is_cut_again_down_to_the_floor() -> None:
     state = start(TOP)
     for number in range(40):
