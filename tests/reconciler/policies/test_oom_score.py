@@ -76,12 +76,16 @@ def test_where_be_may_have_0_an_online_pod_that_asks_for_more_gets_no_number_tha
     assert score_of(asking, container("main"), OomScoreConfig(online=True, lowest=0)) == 0
 
 
-def test_the_plan_has_the_online_containers_that_ask() -> None:
+def test_the_plan_has_the_containers_with_a_number_of_their_own_and_those_of_be_pods() -> None:
     policies = PoliciesConfig(oom_score=OomScoreConfig(enabled=True, online=True))
+    zero = replace(online("zero"), memory=MemoryPreferences(container_oom_scores=(("main", 0),)))
     asking = replace(online("web"), memory=MemoryPreferences(container_oom_scores=(("main", -5),)))
-    scores = plan_node(node(asking, online("other")), None, policies).oom_scores
+    unmanaged = replace(pod("unmanaged"), memory=MemoryPreferences(oom_priority=-300))
+    scores = plan_node(node(asking, zero, online("other"), pod("be"), unmanaged), None, policies).oom_scores
     assert scores is not None
-    assert {setting.pod_uid: setting.value for setting in scores.settings.values()} == {"web": -5}
+    settings = {setting.pod_uid: setting for setting in scores.settings.values()}
+    assert {uid: setting.value for uid, setting in settings.items()} == {"web": -5, "zero": 0, "be": 1000}
+    assert settings["web"].reason == settings["zero"].reason != settings["be"].reason
 
 
 def test_the_plan_has_every_be_container_that_has_started_when_it_is_on() -> None:

@@ -194,15 +194,38 @@ def test_a_cpu_that_cannot_be_told_is_busy() -> None:
 # All containers together
 
 
-def many(count: int, throttled: float = 1.0) -> dict[str, BurstSample]:
-    return {f"/c{n}": sample(throttled=throttled, borrower=replace(ONE, path=f"/c{n}")) for n in range(count)}
+def many(count: int) -> dict[str, BurstSample]:
+    return {f"/c{n}": sample(throttled=1.0, borrower=replace(ONE, path=f"/c{n}")) for n in range(count)}
 
 
-def test_all_steps_of_one_second_together_fit_below_the_threshold() -> None:
-    """Koordinator raises every one by a fifth, however many there are."""
-    room = BurstGuard(state=NodeCpuState.IDLE, room_milli=500)
-    after = step_all({}, many(50), room, 1.0, CONFIG)
-    assert {burst_state.quota_us for burst_state in after.values()} == {101_000}
+HALF = QuotaBorrower(path="/c", inode=1, container_id="c", limit_us=50_000, period_us=50_000)
+"""Also one CPU, of a shorter period."""
+ODD = QuotaBorrower(path="/c", inode=1, container_id="c", limit_us=2500, period_us=123_457)
+"""Its growth in thousandths of a CPU has no exact number."""
+DOUBLED = replace(ONE, limit_us=200_000)
+
+
+@pytest.mark.parametrize(
+    ("before", "borrowers", "room", "quotas"),
+    [
+        # Koordinator raises every container by a fifth, however many there are.
+        pytest.param({}, [ONE] * 50, 500, [101_000] * 50, id="every container the same share"),
+        pytest.param({}, [ONE] * 3, 500, [116_666] * 3, id="rounded down"),
+        pytest.param({}, [ONE, HALF], 200, [110_000, 55_000], id="CPUs are shared, not microseconds"),
+        pytest.param({}, [ODD], 0, [2500], id="never below the limit"),
+        pytest.param({"/c0": holding(150_000)}, [ONE], 150, [165_000], id="only what is new is bounded"),
+        pytest.param({"/c0": holding(300_000)}, [DOUBLED], 200, [220_000], id="all of a loan on a new limit is new"),
+    ],
+)
+def test_all_steps_of_one_second_together_fit_below_the_threshold(
+    before: dict[str, BurstState], borrowers: list[QuotaBorrower], room: int, quotas: list[int]
+) -> None:
+    samples = {
+        f"/c{number}": sample(throttled=1.0, borrower=replace(borrower, path=f"/c{number}"))
+        for number, borrower in enumerate(borrowers)
+    }
+    after = step_all(before, samples, BurstGuard(state=NodeCpuState.IDLE, room_milli=room), 1.0, CONFIG)
+    assert [after[path].quota_us for path in samples] == quotas
 
 
 def test_a_container_that_is_gone_is_forgotten() -> None:

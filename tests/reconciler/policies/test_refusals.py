@@ -275,21 +275,36 @@ def test_the_kubelets_exclusive_container_keeps_its_cpu_set() -> None:
     assert refused(view, APP, want(A, "cpu.set", cpus("1"))) == ["exclusive-container"]
 
 
+REWRITTEN = ["kubelet-reasserts"]
+
+
 @pytest.mark.parametrize(
-    ("knob", "value", "rules"),
+    ("knob", "value", "spec", "rules"),
     [
-        ("cpu.set", cpus("1-3"), ["kubelet-reasserts"]),
-        ("cpu.weight", 2, ["kubelet-reasserts"]),
-        ("cpu.weight", 512, []),
-        ("cpu.quota", 1000, ["kubelet-reasserts"]),
-        ("memory.max", 1 << 30, []),
-        ("pids.max", 100, []),
+        ("cpu.set", cpus("1-3"), RuntimeSpec(), REWRITTEN),
+        ("cpu.weight", 2, RuntimeSpec(shares=512), REWRITTEN),
+        ("cpu.weight", 512, RuntimeSpec(shares=512), []),
+        ("cpu.weight", 2, None, REWRITTEN),
+        ("cpu.quota", 1000, RuntimeSpec(quota_us=50_000), REWRITTEN),
+        ("cpu.quota", 1000, RuntimeSpec(quota_us=-1), []),
+        ("cpu.quota", 1000, RuntimeSpec(), []),
+        ("cpu.quota", 1000, None, []),
+        ("memory.max", 1 << 30, RuntimeSpec(memory_bytes=1), REWRITTEN),
+        ("memory.max", 1 << 30, RuntimeSpec(memory_bytes=0, swap_bytes=1), []),
+        ("memory.max", 1 << 30, None, []),
+        ("memory.swap", 1 << 30, RuntimeSpec(swap_bytes=1), REWRITTEN),
+        ("memory.swap", 1 << 30, RuntimeSpec(swap_bytes=0, memory_bytes=1), []),
+        ("memory.swap", 1 << 30, None, []),
+        ("pids.max", 100, RuntimeSpec(quota_us=50_000, memory_bytes=1), []),
     ],
 )
-def test_what_an_old_kubelet_rewrites_is_not_fought_over(knob: str, value: CpuSet | int, rules: list[str]) -> None:
-    view = node(APP, kubelet=kubelet(default="0-7", reasserts_s=10.0))
-    assert refused(view, APP, want(A, knob, value)) == rules
-    assert refused(view, APP, want(POD, "cpu.weight", 2)) == []
+def test_what_an_old_kubelet_rewrites_is_not_fought_over(
+    knob: str, value: CpuSet | int, spec: RuntimeSpec | None, rules: list[str]
+) -> None:
+    item = replace(APP, containers=(replace(APP.containers[0], spec=spec), *APP.containers[1:]))
+    view = node(item, kubelet=kubelet(default="0-7", reasserts_s=10.0))
+    assert refused(view, item, want(A, knob, value)) == rules
+    assert refused(view, item, want(POD, "cpu.weight", 2)) == []
 
 
 def test_every_refusal_says_why_in_words() -> None:

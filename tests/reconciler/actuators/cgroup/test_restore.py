@@ -21,7 +21,7 @@ from reconciler.actuators.cgroup.records import LARGEST_BYTES, Records
 from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
 from reconciler.sources.bundles import parse_state
 from reconciler.sources.runtime_roots import RuntimeDirs
-from state.entry import RestoreOutcome, RestoreResult
+from state.entry import LedgerEntry, RestoreOutcome, RestoreResult
 from state.ledger import Ledger
 from state.model import Container, GroupRef, Phase, RuntimeSpec
 from state.store import Store
@@ -312,21 +312,34 @@ def test_what_the_checkpoint_does_not_bound(tmp_path: Path, case: str) -> None:
         + b'", "init_process_pid": 1, "config": {"cgroups": {"cpu_shares": 9'
         + b"9" * 5000
         + b"}}}",
-        None,
     ],
-    ids=["empty", "deep", "deep inside", "another's", "large", "digits", "a pipe, not waited for"],
+    ids=["empty", "deep", "deep inside", "another's", "large", "digits"],
 )
-def test_a_record_that_is_no_use_is_no_record(tmp_path: Path, text: bytes | None) -> None:
+def test_a_record_that_is_no_use_is_no_record(tmp_path: Path, text: bytes) -> None:
     node = Node(tmp_path)
     node.lived(SHARES, "512", 2)
-    path = Path(f"{tmp_path}/runc/{CID}/state.json")
-    if text is None:
-        path.unlink()
-        os.mkfifo(path)
-    else:
-        path.write_bytes(text)
+    Path(f"{tmp_path}/runc/{CID}/state.json").write_bytes(text)
     (done,) = node.restore()
     assert (done.undo, node.read(GROUP, SHARES)) == (RestoreOutcome.RESTORED, "512")
+
+
+def test_a_pipe_is_no_record_and_is_not_waited_for(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.record(cpu_shares=99)
+    path = Path(f"{tmp_path}/runc/{CID}/state.json")
+    record = path.read_text()
+    entry = LedgerEntry(controller="cpu", path=GROUP, file="cpu.shares", knob=SHARES, original="512")
+    assert node.records().restore_text(entry, CATALOG[SHARES], 1) == "99"
+    path.unlink()
+    os.mkfifo(path)
+    assert node.records().restore_text(entry, CATALOG[SHARES], 1) == "512"
+    # A pipe keeps a content as long as a reader has it open.
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        path.write_text(record)
+        assert node.records().restore_text(entry, CATALOG[SHARES], 1) == "512"
+    finally:
+        os.close(reader)
 
 
 class Meanwhile:
