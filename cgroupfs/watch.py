@@ -197,11 +197,6 @@ class DirWatcher(Generic[T]):
         self._by_wd.clear()
 
     @property
-    def fd(self) -> int | None:
-        """The inotify descriptor, None while there is none (instance limit)."""
-        return None if self._inotify is None else int(self._inotify.fd)
-
-    @property
     def stats(self) -> WatchStats:
         """Counters since the start, and what is held now."""
         return WatchStats(

@@ -65,11 +65,10 @@ class CpuManagerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory promised to a container on certain NUMA nodes. Units: bytes."""
+    """Memory promised to a container on certain NUMA nodes. ``kind``: ``memory`` or a size of huge pages."""
 
     nodes: CpuSet
     kind: str
-    size_bytes: int
 
 
 class MemoryManagerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,8 +213,8 @@ def _memory_block(result: Any, where: str) -> MemoryBlock:
     nodes = read.numbers(result, "numaAffinity", where)
     if any(node >= _MOST_NODES for node in nodes):
         raise CheckpointError(CheckpointFault.INVALID, f"{where}: numaAffinity", nodes, "NUMA node numbers")
-    kind, size = read.text(result, "type", where), read.number(result, "size", where)
-    return MemoryBlock(nodes=CpuSet(nodes), kind=kind, size_bytes=size)
+    read.number(result, "size", where)
+    return MemoryBlock(nodes=CpuSet(nodes), kind=read.text(result, "type", where))
 
 
 class AllocatedTexts(Struct, frozen=True, kw_only=True):

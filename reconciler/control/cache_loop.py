@@ -28,7 +28,6 @@ from reconciler.actuators.resctrl.mount import ResctrlWorker
 from reconciler.actuators.resctrl.undo import CODEC, restore_resctrl
 from reconciler.policies.cacheplan import LevelState, begin, is_dynamic, plan_cache, step
 from reconciler.signals import resctrl
-from reconciler.signals.resctrl import ResctrlUsage
 from resctrl.groups import DEFAULT
 from state.cache import CacheMode, CachePlan, CacheRequest, CacheUsage
 from state.entry import RestoreResult
@@ -72,10 +71,6 @@ class CacheLoop(PeriodicActuator):
     @property
     def statuses(self) -> Mapping[str, Mapping[str, SettingStatus]]:
         return self._actuator.statuses
-
-    @property
-    def use(self) -> ResctrlUsage | None:
-        return self._actuator.use
 
     def measured(self) -> CacheUsage | None:
         """Measured use of pods and groups, and the size of BE's share; None while no policy needs it."""

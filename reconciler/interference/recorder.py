@@ -80,14 +80,13 @@ class Recorder:
         if frame.at_s - self._block_s >= _BLOCK_S:
             self._flush()
 
-    @property
-    def waiting(self) -> int:
-        """Blocks that are not on the disk yet."""
-        return len(self._waiting) + (not self._writer.free)
-
     async def aclose(self) -> None:
         """Write what there is; the daemon ends."""
         self._flush()
+        await self.drain()
+
+    async def drain(self) -> None:
+        """Write the blocks that are complete. Returns when each is on the disk or lost, or when the disk hangs."""
         while self._waiting or not self._writer.free:
             await self._writer.wait_idle(_END_S)
             before = len(self._waiting), self._writer.free

@@ -23,10 +23,6 @@ class HistogramValues(Struct, frozen=True):
     counts: tuple[int, ...]
     total: float
 
-    @property
-    def count(self) -> int:
-        return sum(self.counts)
-
 
 @final
 class Histogram:

@@ -107,11 +107,6 @@ class Supervisor:
             self._reason = reason
             self._stop.set()
 
-    @property
-    def stopping(self) -> str | None:
-        """The reason for the way out, None while there is none."""
-        return self._reason if self._stop.is_set() else None
-
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until `stop`, cancellation, or the end of an essential component.
 

@@ -83,10 +83,6 @@ class WakeUp:
         """Wake the task: now, or at its next wait."""
         self._event.set()
 
-    def is_set(self) -> bool:
-        """Whether the next wait returns at once."""
-        return self._event.is_set()
-
     def clear(self) -> None:
         """Take back what has been set so far: the work that follows, or that has just been done, covers it."""
         if self._event.is_set():

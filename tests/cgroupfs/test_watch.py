@@ -18,6 +18,7 @@ from cgroupfs.watch import (
     Mask,
     UnreadEvents,
 )
+from tests.fakes.watches import kernel_watches
 from tests.real_cgroups import make_root, remove_tree
 
 
@@ -32,12 +33,6 @@ def group() -> Iterator[str]:
     path = make_root("cpuset", "watch")
     yield path
     remove_tree(path)
-
-
-def kernel_watches(watcher: DirWatcher[str]) -> int:
-    """How many watches the kernel counts on this instance; the truth that the tables must agree with."""
-    assert watcher.fd is not None
-    return Path(f"/proc/self/fdinfo/{watcher.fd}").read_text().count("inotify wd:")
 
 
 async def batch(watcher: DirWatcher[str], seconds: float = 60) -> list[DirEvent[str]]:
@@ -248,10 +243,10 @@ async def test_without_an_inotify_instance_everything_is_polled_until_there_is_o
     with monkeypatch.context() as patch:
         patch.setattr("cgroupfs.watch.INotify", refuse)
         watcher = DirWatcher[str]("test")
-        assert watcher.fd is None
         assert watcher.add(str(tmp_path), CHILDREN, "root")
         assert not watcher.add(str(tmp_path / "missing"), CHILDREN, "x")
         assert "max_user_instances" in str(watcher.stats.problem)
+        assert (watcher.stats.watches, watcher.stats.polled) == (0, 1)
         assert [event.rescan for event in await watcher.next_batch()] == [True]
     with watcher:
         while watcher.stats.polled:

@@ -374,11 +374,9 @@ class ProcessValueActuator(PeriodicActuator):
             "containers": {path: _plain(kind, record.ours[-1]) for path, record in sorted(self._containers.items())},
             "kept": dict(sorted(self._kept.items())),
             "counts": dict(sorted(self.counts.items())),
+            "sweeps": self._worker.sweeps,
+            "last_sweep_s": self._worker.swept_s,
         }
-
-    @property
-    def sweeps(self) -> int:
-        return self._worker.sweeps
 
     def problems(self) -> Sequence[str]:
         """The refused writes of the last sweep."""

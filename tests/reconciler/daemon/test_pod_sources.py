@@ -25,7 +25,7 @@ def write_kubeconfig(live: LiveNode, token: str) -> None:
     )
 
 
-def test_credentials_that_appear_need_a_watch_and_others_are_used_by_the_one_there_is(live: LiveNode) -> None:
+async def test_credentials_that_appear_need_a_watch_and_others_are_used_by_the_one_there_is(live: LiveNode) -> None:
     sources = PodSources(live.config, live.place(), DirtyKeys(), MARKS)
     assert (sources.watch, sources.needs_watch()) == (None, False)
     sources.credentials_changed(server=True)  # without a watch there is nothing to do
@@ -35,7 +35,7 @@ def test_credentials_that_appear_need_a_watch_and_others_are_used_by_the_one_the
     assert later.watch is not None
     assert not later.needs_watch()
     later.credentials_changed(server=False)
-    assert (later.watch._again.is_set(), later.watch._list_again) == (True, False)
+    assert (await later.watch._again.wait(0.0), later.watch._list_again) == (True, False)
     later.credentials_changed(server=True)
     assert later.watch._list_again
 

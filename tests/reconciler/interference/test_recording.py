@@ -229,9 +229,7 @@ async def recorded_seconds(recorder: Recorder, config: RecordConfig, first: int,
     for second in range(first, last):
         recorder.add(config, a_second(second), partial(learned_by, second))
         with trio.fail_after(60):
-            while recorder.waiting:
-                await trio.sleep(0.005)
-                recorder.flush()
+            await recorder.drain()
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:

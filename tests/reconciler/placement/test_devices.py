@@ -57,8 +57,8 @@ def test_the_bus_tells_the_node_and_minus_one_is_unknown(tmp_path: Path) -> None
 
 def test_what_is_given_out_already_is_told_by_container_and_resource() -> None:
     blocks = (
-        MemoryBlock(nodes=CpuSet((0, 1)), kind="memory", size_bytes=1),
-        MemoryBlock(nodes=CpuSet((1,)), kind="hugepages-1Gi", size_bytes=1),
+        MemoryBlock(nodes=CpuSet((0, 1)), kind="memory"),
+        MemoryBlock(nodes=CpuSet((1,)), kind="hugepages-1Gi"),
     )
     memory = MemoryManagerState(policy="Static", entries={UID: {"main": blocks}, "other": {"main": ()}})
     devices = state({0: ("near-both", "a"), 1: ("near-both",), -1: ("0000:3b:02.1", "GPU-1")})

@@ -15,6 +15,7 @@ from cgroupfs.naming import Driver, GroupKind, Layout, QosClass
 from reconciler.runtime.workqueue import DirtyKeys
 from reconciler.sources import tree as sources_tree
 from reconciler.sources.tree import TreeSource
+from tests.fakes.watches import kernel_watches
 from tests.known import known
 from tests.real_cgroups import make_root, remove_tree
 from tests.until import until
@@ -87,8 +88,7 @@ def make_pod(
 
 def watches(source: TreeSource) -> int:
     assert source.stats is not None
-    watcher = known(source._watcher)
-    counted = Path(f"/proc/self/fdinfo/{watcher.fd}").read_text().count("inotify wd:")
+    counted = kernel_watches(known(source._watcher))
     assert counted == source.stats.watches
     return counted
 

@@ -28,6 +28,12 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
+def batch_use(world: World) -> Any:
+    """Of the pod BATCH, in the first cache."""
+    status: Any = world.side.status()
+    return status["use"]["pods"]["batch"]["domains"]["0"]
+
+
 async def test_use_of_cache_and_bandwidth_is_told_by_pod_or_not_known(world: World) -> None:
     world.spawn(BATCH)
     world.spawn(WEB)
@@ -38,14 +44,12 @@ async def test_use_of_cache_and_bandwidth_is_told_by_pod_or_not_known(world: Wor
         await world.sweep(BATCH, WEB, seconds=2.0)
     world.model.occupancy(group, 0, 1 << 20)
     await world.sweep(BATCH, WEB, seconds=2.0)
-    assert world.side.use is not None
-    rate = world.side.use.pods["batch"][0]
-    assert rate.occupancy == 1 << 20
-    assert rate.total_s == pytest.approx(3e9, rel=0.01)
-    assert rate.local_s == pytest.approx(1e9, rel=0.01)
+    use = batch_use(world)
+    assert (use["occupancy_bytes"], use["total_bytes_s"]) == (1 << 20, pytest.approx(3e9, rel=0.01))
+    assert use["local_bytes_s"] == pytest.approx(1e9, rel=0.01)
     world.model.answer(group, 0, "Unavailable")
     await world.sweep(BATCH, WEB, seconds=2.0)
-    assert world.side.use.pods["batch"][0].total_s is None
+    assert batch_use(world)["total_bytes_s"] is None
     assert world.side.status()["monitoring_groups"] == {"budget": 24, "used": 2, "waiting": {}}
 
 

@@ -27,25 +27,32 @@ from tests.reconciler.responses.eviction.world import GI, START, WALL, World, ba
 
 FULL = bool(os.environ.get("BYPASSD_FULL"))
 pytestmark = pytest.mark.timeout(1200 if FULL else 120)
-LIMITS = varied(
-    LimitsConfig(per_minute=3, per_10_minutes=5, per_owner=2), quiet_s=10, per_pass=2, retry_s=60, again_s=120
-)
-CONFIG = varied(
-    varied(
+
+
+def config_of(**limits: Any) -> EvictionConfig:
+    own = varied(LimitsConfig(**limits), quiet_s=10, per_pass=2, retry_s=60, again_s=120)
+    config = varied(
         EvictionConfig(
             enabled=True,
             dry_run=False,
             classes=(PodClass.RECLAIMED, PodClass.SHARED),
-            limits=LIMITS,
+            limits=own,
             triggers=TriggersConfig(
                 node_memory=varied(NodeMemoryConfig(enabled=True), _cooldown_s=10),
                 rss_overuse=varied(RssOveruseConfig(enabled=True), for_s=0, _cooldown_s=5),
             ),
         ),
         interval_s=1.0,
-    ),
-    owned_percent=10,
-)
+    )
+    return varied(config, owned_percent=10)
+
+
+# The limits of owners bind long before those of ten minutes do, and those of a minute before a trigger's pause does.
+NODES = [
+    config_of(per_minute=3, per_10_minutes=5, per_owner=2),
+    config_of(per_minute=3, per_10_minutes=4, per_owner=5, per_owner_percent=100),
+    config_of(per_minute=20, per_10_minutes=20, per_owner=20, per_owner_percent=100),
+]
 UNTOUCHABLE: dict[str, dict[str, Any]] = {
     "static": {"static": True},
     "system": {"cls": PodClass.SYSTEM},
@@ -60,6 +67,7 @@ UNTOUCHABLE: dict[str, dict[str, Any]] = {
 PRIORITIES = st.sampled_from([0, 0, 5])
 OWNERS = st.sampled_from(["Job/a", "Job/b", "ReplicaSet/c"])
 CLASSES = st.sampled_from([PodClass.RECLAIMED, PodClass.RECLAIMED, PodClass.SHARED])
+OUTCOMES = st.sampled_from([*EvictionOutcome, *[EvictionOutcome.DONE] * len(EvictionOutcome)])
 HELD = {"pod:held": Hold(target="pod:held", reason="test", by="jo")}
 
 
@@ -69,6 +77,7 @@ class Node(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
+        self.config = NODES[0]
         self.memory: EvictionPlanState | None = None
         self.cases: dict[str, EvictionCase] = {}
         self.ordered: deque[tuple[float, EvictionOrder, str]] = deque()
@@ -79,10 +88,12 @@ class Node(RuleBasedStateMachine):
         self.started = START
 
     @initialize(
+        config=st.sampled_from(NODES),
         held=st.lists(st.integers(0, 3), min_size=len(UNTOUCHABLE), max_size=len(UNTOUCHABLE)),
         pods=st.lists(st.tuples(st.integers(0, 30), PRIORITIES, OWNERS, CLASSES), min_size=3, max_size=8),
     )
-    def begin(self, held: list[int], pods: list[tuple[int, int, str, PodClass]]) -> None:
+    def begin(self, config: EvictionConfig, held: list[int], pods: list[tuple[int, int, str, PodClass]]) -> None:
+        self.config = config
         for (uid, facts), gib in zip(UNTOUCHABLE.items(), held, strict=True):
             self.world.pods[uid] = be(uid, requests=batch(None, GI), **facts)
             self.world.put(f"pod:{uid}", memory__rss=gib * GI)
@@ -101,7 +112,7 @@ class Node(RuleBasedStateMachine):
         self.rest = other * GI
 
     @precondition(lambda self: any(case.open for case in self.cases.values()))
-    @rule(pick=st.integers(0, 99), outcome=st.sampled_from(list(EvictionOutcome)))
+    @rule(pick=st.integers(0, 99), outcome=OUTCOMES)
     def a_case_ends(self, pick: int, outcome: EvictionOutcome) -> None:
         still = [case for case in self.cases.values() if case.open]
         case = still[pick % len(still)]
@@ -111,6 +122,15 @@ class Node(RuleBasedStateMachine):
         if outcome in {EvictionOutcome.DONE, EvictionOutcome.GONE}:
             self.world.pods.pop(case.order.uid, None)
             self.world.samples.pop(f"pod:{case.order.uid}", None)
+
+    @precondition(lambda self: any(case.open for case in self.cases.values()))
+    @rule(outcome=OUTCOMES, gib=st.integers(5, 30), owner=OWNERS, seconds=st.integers(1, 12))
+    def every_case_ends_and_a_pod_comes(self, outcome: EvictionOutcome, gib: int, owner: str, seconds: int) -> None:
+        """Another pod may be evicted soon after."""
+        for _ in [case for case in self.cases.values() if case.open]:
+            self.a_case_ends(0, outcome)
+        self.a_pod_comes(gib, 0, owner, PodClass.RECLAIMED)
+        self.time_passes([seconds])
 
     @precondition(lambda self: len(self.passes) > 5)
     @rule(reboot=st.booleans())
@@ -144,12 +164,12 @@ class Node(RuleBasedStateMachine):
         self.world.put(memory__total=100 * GI, memory__available=100 * GI - used)
         frame, before = self.world.frame(), self.memory
         cases = list(self.cases.values())
-        decision, self.memory = decide(CONFIG, frame, self.world.history, before, cases, HELD)
-        dry, _ = decide(replace(CONFIG, dry_run=True), frame, self.world.history, before, cases, HELD)
+        decision, self.memory = decide(self.config, frame, self.world.history, before, cases, HELD)
+        dry, _ = decide(replace(self.config, dry_run=True), frame, self.world.history, before, cases, HELD)
         assert dry.would == decision.orders
         assert dry.orders == ()
         assert dry.refusals == decision.refusals
-        again, _ = decide(CONFIG, frame, self.world.history, before, cases, HELD)
+        again, _ = decide(self.config, frame, self.world.history, before, cases, HELD)
         assert again.orders == decision.orders
         for order in decision.orders:
             self.check(order, used, decision.orders)
@@ -159,14 +179,14 @@ class Node(RuleBasedStateMachine):
         self.passes.append((self.world.at, len(decision.orders)))
 
     def check(self, order: EvictionOrder, used: float, together: tuple[EvictionOrder, ...]) -> None:
-        now = self.world.at
+        now, limits = self.world.at, self.config.limits
         assert order.uid not in UNTOUCHABLE
-        assert now - self.started >= LIMITS.quiet_s
+        assert now - self.started >= limits.quiet_s
         assert order.ranking
         assert not any(case.open and case.order.uid == order.uid for case in self.cases.values())
         for past in self.cases.values():
             if past.order.uid == order.uid and past.outcome in {EvictionOutcome.REFUSED, EvictionOutcome.FAILED}:
-                assert now - self.ended[past.order.id][0] >= LIMITS.retry_s - 0.01
+                assert now - self.ended[past.order.id][0] >= limits.retry_s - 0.01
             if order.cause == past.order.cause and past.outcome is EvictionOutcome.DONE:
                 pause = 10 if order.cause == "node_memory" else 5
                 assert now - self.ended[past.order.id][0] >= pause - 0.01
@@ -191,16 +211,17 @@ class Node(RuleBasedStateMachine):
             if self.ended.get(order.id, (0.0, EvictionOutcome.DONE))[1]
             in {EvictionOutcome.DONE, EvictionOutcome.FAILED}
         ]
-        assert all(count <= LIMITS.per_pass for _, count in self.passes)
+        limits = self.config.limits
+        assert all(count <= limits.per_pass for _, count in self.passes)
         now = self.world.at
-        assert sum(now - at < 60 for at, _ in counted) <= LIMITS.per_minute
-        assert sum(now - at < 600 for at, _ in counted) <= LIMITS.per_10_minutes
+        assert sum(now - at < 60 for at, _ in counted) <= limits.per_minute
+        assert sum(now - at < 600 for at, _ in counted) <= limits.per_10_minutes
         for owner in {owner for _, owner in counted}:
             recent = sum(now - at < 600 and text == owner for at, text in counted)
-            assert recent <= LIMITS.per_owner
+            assert recent <= limits.per_owner
             there_were = {order.uid for _, order, text in self.ordered if text == owner}
             there_were |= {uid for uid, pod in self.world.pods.items() if pod.owner == owner}
-            assert recent <= math.ceil(len(there_were) * LIMITS.per_owner_percent / 100)
+            assert recent <= math.ceil(len(there_were) * limits.per_owner_percent / 100)
 
 
 Node.TestCase.settings = settings(
