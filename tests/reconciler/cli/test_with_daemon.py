@@ -1,5 +1,6 @@
 """The command line against the daemon's own web part and document: both sides of the socket are the real ones."""
 
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -13,7 +14,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.main import main, parser
 from reconciler.config.model import HttpSection
 from reconciler.web.components import components
-from tests.fakes.livenode import BATCH, LiveNode
+from tests.fakes.livenode import BATCH, BOX, PINNED, LiveNode, container_id
 from tests.fakes.report import status_report
 
 
@@ -79,3 +80,39 @@ async def test_every_requested_section_exists(live: LiveNode) -> None:
                 await trio.to_thread.run_sync(ask, socket, "GET", "/state?section=nonsense")
             nursery.cancel_scope.cancel()
     assert not os.path.exists(socket)
+
+
+async def test_running_containers_without_a_name_are_managed_and_shown_by_their_id(
+    live: LiveNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for uid in live.pods:
+        path = Path(f"{live.bundles}/{container_id(uid)}/config.json")
+        bundle = json.loads(path.read_text())
+        del bundle["annotations"]["io.kubernetes.cri.container-name"]
+        path.write_text(json.dumps(bundle))
+    box, pinned = container_id(BATCH)[:12], container_id(PINNED)[:12]
+    with tempfile.TemporaryDirectory() as directory:
+        socket = f"{directory}/s"
+        async with live.shown() as (agent, show), trio.open_nursery() as nursery:
+            pods = agent.control.inventory.pods.values()
+            assert {container.name for pod in pods for container in pod.containers} == {None}
+            (web,) = components(HttpSection(enabled=False, socket=socket), show, show)
+            await nursery.start(web.run)
+            for command, *shown in (
+                ("status", "reclaimed 1", "settings written 4", "dedicated cccccccc  7"),
+                ("pods", "ci/batch-7", "shop/web-0", "shop/db-0"),
+                ("top --once", "ci/batch-7", "shop/db-0"),
+                ("why batch-7", f"container {box}", "cpu.set     5-6"),
+                ("why db-0", f"container {pinned}"),
+                ("diff --all", f"ci/batch-7/{box}"),
+                ("dump", f"ci/batch-7/{box}"),
+                ("events", "ci/batch-7: cpuset.cpus 0-6 -> 5-6"),
+                (f"plan --root {live.root}", f"ci/batch-7/{box}", "dedicated shop/db-0"),
+            ):
+                words = command.split() + (["--socket", socket] if "--root" not in command else [])
+                code = await trio.to_thread.run_sync(main, words)
+                out = capsys.readouterr().out
+                assert (command, code, [text for text in shown if text not in out]) == (command, Exit.OK, [])
+                assert "None" not in out, command
+            nursery.cancel_scope.cancel()
+    assert live.read(BOX, "cpuset", "cpuset.cpus") == "5-6"
