@@ -18,7 +18,7 @@ import trio
 from msgspec import Struct
 
 from cgroupfs.errors import SourceError, errno_name
-from cgroupfs.lines import lines_of, status_field
+from cgroupfs.lines import lines_of, stat_fields, status_field
 from cgroupfs.log import get_log
 from cgroupfs.watch import DirWatcher, Mask
 
@@ -205,9 +205,11 @@ def _unit(text: str) -> str:
 
 
 def _has_terminal(stat: str) -> bool:
-    """Whether the process has a controlling terminal: the fifth field after the name, which is in parentheses."""
-    fields = stat.rpartition(")")[2].split()
-    return len(fields) > 4 and fields[4] != "0"
+    """Whether the process has a controlling terminal: field 7, ``tty_nr``; one that has ended has none."""
+    try:
+        return stat_fields(stat)[4] != "0"
+    except ValueError:
+        return False
 
 
 class ObservedWrite(NamedTuple):

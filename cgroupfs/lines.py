@@ -11,9 +11,17 @@ Source: fs/proc/array.c, proc_task_name; fs/seq_file.c, mangle_path.
 import re
 from typing import AnyStr, Final
 
-__all__ = ["lines_of", "status_field", "status_mask"]
+from cgroupfs.bounded import MOST_DIGITS
+
+__all__ = ["lines_of", "stat_fields", "stat_name", "stat_numbers", "status_field", "status_mask"]
 
 _HEX: Final = re.compile(r"[0-9a-f]{1,32}")
+_STAT_LONGEST: Final = 4096
+"""Characters of ``/proc/PID/stat``: 50 numbers, and a name of at most 64."""
+_STAT_READ: Final = 24
+"""The last field of ``/proc/PID/stat`` that is read here."""
+_STAT_LEAST: Final = 22
+"""Fields of every kernel since 2.6. A name that was cut off cannot pretend to have as many after it."""
 
 
 def lines_of(text: AnyStr) -> list[AnyStr]:
@@ -32,3 +40,38 @@ def status_mask(status: str, name: str) -> int:
     """The same of a field that is a mask in hexadecimal digits (``CapEff:``, ``SigCgt:``); 0: none."""
     text = status_field(status, name)
     return int(text, 16) if _HEX.fullmatch(text) else 0
+
+
+def stat_fields(stat: str) -> list[str]:
+    """The fields of ``/proc/PID/stat`` after the name: field ``n`` of proc(5) is at ``n - 3``, and 24 is the last here.
+
+    The name is the process's own choice, and not escaped here: it may have blanks, parentheses and line ends. No field
+    after it has a parenthesis.
+
+    Errors: `ValueError` for any other text.
+    """
+    end = stat.rfind(")")
+    fields = stat[end + 1 :].split(None, _STAT_READ - 2)
+    if end < 0 or len(fields) < _STAT_LEAST - 2 or len(stat) > _STAT_LONGEST:
+        raise ValueError(f"{stat[:80]!r} is not a line of /proc/PID/stat")
+    return fields
+
+
+def stat_name(stat: str) -> str:
+    """The name in the text of ``/proc/PID/stat``, of which `stat_fields` has the rest."""
+    return stat[stat.find("(") + 1 : stat.rfind(")")]
+
+
+def stat_numbers(stat: str, *numbers: int) -> list[int]:
+    """Fields of ``/proc/PID/stat`` that are whole numbers from 0 up, by their own numbers in proc(5).
+
+    Errors: `ValueError` for any other text, and for a field that is no such number.
+    """
+    fields = stat_fields(stat)
+    values: list[int] = []
+    for number in numbers:
+        text = fields[number - 3] if number - 3 < len(fields) else ""
+        if len(text) > MOST_DIGITS or not (text.isascii() and text.isdecimal()):
+            raise ValueError(f"field {number} of /proc/PID/stat is no number: {text[:80]!r}")
+        values.append(int(text))
+    return values

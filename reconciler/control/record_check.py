@@ -18,7 +18,7 @@ from cgroupfs.codecs import DEFAULT_PERIOD_US
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import CgroupError
 from cgroupfs.files import REAL
-from cgroupfs.lines import lines_of
+from cgroupfs.lines import lines_of, stat_numbers
 from cgroupfs.log import get_log
 from cgroupfs.naming import Layout, QosClass
 from cgroupfs.partitions import not_in_effect, partitions_beside, partitions_in
@@ -202,9 +202,10 @@ class LimitCheck:
                 # A container's name is its own; where the path begins depends on the namespace of the reader.
                 if bounding and name not in path.split("/"):
                     places.setdefault(path, []).extend(bounding)
-            if not places or (init.start and _start_of(REAL.read(directory, "stat")) != init.start):
+            # Field 22: clock ticks from the boot to its start.
+            if not places or (init.start and stat_numbers(REAL.read(directory, "stat"), 22) != [init.start]):
                 return ""  # the pid is another process's by now
-        except (OSError, ValueError, IndexError):
+        except (OSError, ValueError):
             return ""  # it has exited
         where = "; ".join(f"{path} ({', '.join(sorted(each))})" for path, each in sorted(places.items()))
         return f"its first process {init.pid} is in another group, which its settings do not bound: {where}"
@@ -277,12 +278,6 @@ def _groups_of(text: str) -> Iterator[tuple[set[str], str]]:
         controllers, colon, path = rest.partition(":")
         if colon:
             yield set(controllers.split(",")), path
-
-
-def _start_of(stat: str) -> int:
-    """Clock ticks from boot to a process's start. Source: proc(5). Errors: `ValueError`, `IndexError`."""
-    # Field 22. The name before the last parenthesis may have blanks and parentheses.
-    return int(stat.rpartition(")")[2].split()[19])
 
 
 NAME: Final = "owners of CPUs"

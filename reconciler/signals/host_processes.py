@@ -16,6 +16,7 @@ from cgroupfs.bounded import digits, read_file
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import InputError
 from cgroupfs.files import FileOps
+from cgroupfs.lines import stat_numbers
 from reconciler.runtime.cooperative import TimeSlice
 
 MOST: Final = 2048
@@ -29,8 +30,6 @@ _DEEPEST: Final = 6
 _PASSWD: Final = 1 << 20
 _RANGES: Final = 16
 """Of /etc/subuid, for one user."""
-_STAT_FIELDS: Final = 22
-"""After the name in parentheses: state is the first, resident pages the 22nd."""
 
 
 class HostProcessStat(NamedTuple):
@@ -50,14 +49,8 @@ class HostProcessStatus(NamedTuple):
 
 
 def parse_process_stat(text: str) -> HostProcessStat:
-    """Of /proc/PID/stat. The name may hold parentheses and blanks. Errors: `ValueError`."""
-    fields = text[text.rfind(")") + 1 :].split()
-    if len(fields) < _STAT_FIELDS:
-        raise ValueError(f"{text[:80]!r} is not a line of /proc/PID/stat")
-    numbers = [digits(fields[place]) for place in (19, 11, 12, 21)]
-    if any(number is None for number in numbers):
-        raise ValueError(f"{text[:80]!r} is not a line of /proc/PID/stat")
-    started, user, system, pages = (number or 0 for number in numbers)
+    """Of /proc/PID/stat. Errors: `ValueError`."""
+    started, user, system, pages = stat_numbers(text, 22, 14, 15, 24)
     return HostProcessStat(started, user + system, pages)
 
 

@@ -29,7 +29,7 @@ from typing import Final, final
 
 from msgspec import Struct
 
-from cgroupfs.lines import status_field
+from cgroupfs.lines import stat_numbers, status_field
 from reconciler.runtime.kubelet_programs import INSIDE, KubeletProgram
 from reconciler.runtime.safe_files import UntrustedFileError, root_only, walk
 
@@ -388,13 +388,13 @@ def _service_unit(directory: str) -> str:
     return os.fsdecode(names[-1]) if names else ""
 
 
-def _start_ticks(directory: str) -> bytes:
+def _start_ticks(directory: str) -> int:
     """Ticks since boot: two processes of one id have different ones."""
-    # After the last bracket: the process's name, in brackets, may have brackets and blanks itself.
-    fields = _read(f"{directory}/stat", _HEAD).rpartition(b")")[2].split()
-    if len(fields) < 20:
-        raise _GoneError
-    return fields[19]
+    try:
+        (start,) = stat_numbers(_read(f"{directory}/stat", _HEAD).decode(errors="replace"), 22)
+    except ValueError as exc:
+        raise _GoneError from exc
+    return start
 
 
 def _read(path: str, most: int) -> bytes:

@@ -37,7 +37,7 @@ def process(
     (path / "status").write_text(f"Name:\t{comm}\nUid:\t" + uids.replace(" ", "\t") + "\n")
     (path / "comm").write_text(f"{comm}\n")
     (path / "loginuid").write_text(loginuid)
-    (path / "stat").write_text(f"{pid} ({comm} ) x) S 1 {pid} {pid} {terminal} -1 4194560 0 0")
+    (path / "stat").write_text(f"{pid} ({comm} ) x) S 1 {pid} {pid} {terminal} -1 4194560{' 0' * 15}")
     (path / "cgroup").write_text(f"5:memory:/elsewhere\n1:name=systemd:{unit}\n0::{unit}\n")
     if exe is not None:
         (path / "exe").symlink_to(exe)

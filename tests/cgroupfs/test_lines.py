@@ -2,13 +2,14 @@
 
 import ast
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cgroupfs.attribution import WriterKind, identify
-from cgroupfs.lines import lines_of, status_field, status_mask
+from cgroupfs.lines import lines_of, stat_fields, stat_name, stat_numbers, status_field, status_mask
 from cgroupfs.pressure import has_sys_resource
 from reconciler.cli.nodeview import has_capability
 from reconciler.responses.means.notice import _handles
@@ -50,6 +51,61 @@ def test_a_field_of_a_status_is_the_kernels(separator: str) -> None:
 @pytest.mark.parametrize("text", ["", "CapEff:\n", "CapEff:\t-1\n", "CapEff:\t0x1\n", f"CapEff:\t{'f' * 99}\n"])
 def test_what_is_no_mask_is_none(text: str) -> None:
     assert status_mask(text, "CapEff:") == 0
+
+
+REST = "S 1 7 7 34816 -1 4194560 1 2 3 4 5 6 7 8 20 0 3 0 12345 1000 42 18446744073709551615"
+
+
+@pytest.mark.parametrize(
+    "name", ["x", "", "a b", "(", ")", ") (", f") {REST}"[:15], f"x) {REST}\n7 (x", "a\n8 (b) R 1", "\x1c\u2028\x85\v"]
+)
+def test_a_process_chooses_its_name_in_stat_and_nothing_else(name: str) -> None:
+    text = f"7 ({name}) {REST} 0 0 0\n"
+    assert (stat_name(text), *stat_fields(text)[:5]) == (name, "S", "1", "7", "7", "34816")
+    assert stat_numbers(text, 4, 9, 14, 15, 22, 24) == [1, 4194560, 5, 6, 12345, 42]
+
+
+def test_the_fields_of_a_thread_with_a_hostile_name_are_the_kernels() -> None:
+    texts: list[str] = []
+
+    def named() -> None:
+        Path("/proc/thread-self/comm").write_bytes(b"a) R 1\n7 (b")
+        texts.append(Path("/proc/thread-self/stat").read_text())
+
+    thread = threading.Thread(target=named)
+    thread.start()
+    thread.join()
+    assert (stat_name(texts[0]), stat_fields(texts[0])[0]) == ("a) R 1\n7 (b", "R")
+    assert stat_numbers(texts[0], 4) == [os.getppid()]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "7 (x) S 1",
+        f"7 (x {REST}",
+        f"7 ({'x' * 4096}) {REST}",
+        f"7 (x) {' '.join(REST.split()[:19])}",
+        f"7 ({REST}"[:60],
+    ],
+)
+def test_what_is_no_line_of_stat_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        stat_fields(text)
+
+
+@pytest.mark.parametrize("word", ["-1", "x", "1_0", "٣", "+1", "0x1", "9" * 21])
+def test_a_field_that_is_no_number_is_refused(word: str) -> None:
+    with pytest.raises(ValueError):
+        stat_numbers(f"7 (x) S {word} {REST}", 4)
+
+
+def test_a_field_that_is_missing_is_refused() -> None:
+    text = f"7 (x) {' '.join(REST.split()[:21])}"
+    assert stat_numbers(text, 22) == [12345]
+    with pytest.raises(ValueError):
+        stat_numbers(text, 24)
 
 
 def writer(root: Path, separator: str) -> bool:

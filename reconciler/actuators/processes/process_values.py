@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from cgroupfs.errors import SourceError, StoreError, errno_name
 from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.lines import stat_numbers
 from reconciler.actuators.base import ActuatorContext, OfflineContext, PeriodicActuator, PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState, undo_rows
@@ -193,8 +194,8 @@ class MemberValues:
         return self._start(int(number)) == int(start)
 
     def _start(self, number: int) -> int:
-        # The name in brackets may contain any character, brackets too: count from the last bracket.
-        return int(self._files.read(f"{self._proc}/{number}", "stat").rpartition(")")[2].split()[19])
+        (start,) = stat_numbers(self._files.read(f"{self._proc}/{number}", "stat"), 22)
+        return start
 
     def restore(self, path: str, record: ContainerRecord) -> RestoreResult:
         """Restore every member of a container to its own original, else to the container's."""

@@ -15,8 +15,8 @@ from typing import Final, final
 import trio
 from msgspec import Struct
 
-from cgroupfs.bounded import digits
 from cgroupfs.errors import AgentError
+from cgroupfs.lines import stat_fields, stat_name, stat_numbers
 from cgroupfs.subtree import Subtree, SubtreeGroup
 from reconciler.runtime.cooperative import TimeSlice
 
@@ -43,15 +43,12 @@ class ProcessStat(Struct, frozen=True):
 def read_stat(pid: int, proc: str = "/proc") -> ProcessStat | None:
     """One process; None when it has ended."""
     text = _text(f"{proc}/{pid}/stat")
-    name, closed, rest = text.rpartition(")")
-    fields = rest.split()
-    if not closed or len(fields) < 20:
+    try:
+        parent, flags, start = stat_numbers(text, 4, 9, 22)
+        state = stat_fields(text)[0]
+    except ValueError:
         return None
-    # Fields 4, 9 and 22: ``rest`` begins with field 3.
-    parent, flags, start = (digits(fields[at]) for at in (1, 6, 19))
-    if parent is None or flags is None or start is None:
-        return None
-    return ProcessStat(comm=name.partition("(")[2], state=fields[0], parent=parent, flags=flags, start=start)
+    return ProcessStat(comm=stat_name(text), state=state, parent=parent, flags=flags, start=start)
 
 
 class ProcessHandle(Struct, frozen=True):

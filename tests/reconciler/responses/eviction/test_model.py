@@ -68,6 +68,8 @@ PRIORITIES = st.sampled_from([0, 0, 5])
 OWNERS = st.sampled_from(["Job/a", "Job/b", "ReplicaSet/c"])
 CLASSES = st.sampled_from([PodClass.RECLAIMED, PodClass.RECLAIMED, PodClass.SHARED])
 OUTCOMES = st.sampled_from([*EvictionOutcome, *[EvictionOutcome.DONE] * len(EvictionOutcome)])
+SOON = st.sampled_from([2, 4, 6, 8, 11, 58, 61])
+"""Seconds: inside and outside of the pauses after an end, of 5, 10 and 60."""
 HELD = {"pod:held": Hold(target="pod:held", reason="test", by="jo")}
 
 
@@ -124,7 +126,7 @@ class Node(RuleBasedStateMachine):
             self.world.samples.pop(f"pod:{case.order.uid}", None)
 
     @precondition(lambda self: any(case.open for case in self.cases.values()))
-    @rule(outcome=OUTCOMES, gib=st.integers(5, 30), owner=OWNERS, seconds=st.integers(1, 12))
+    @rule(outcome=OUTCOMES, gib=st.integers(5, 30), owner=OWNERS, seconds=SOON)
     def every_case_ends_and_a_pod_comes(self, outcome: EvictionOutcome, gib: int, owner: str, seconds: int) -> None:
         """Another pod may be evicted soon after."""
         for _ in [case for case in self.cases.values() if case.open]:
@@ -225,7 +227,7 @@ class Node(RuleBasedStateMachine):
 
 
 Node.TestCase.settings = settings(
-    max_examples=600 if FULL else 60,
+    max_examples=600 if FULL else 100,
     stateful_step_count=60 if FULL else 40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
