@@ -7,7 +7,7 @@ PACKAGES := cgroupfs resctrl state reconciler tests
 # More for `make run`: ARGS="--seconds 300 --kubelet static-1.22 --containers fake"
 ARGS ?=
 
-.PHONY: run test setup lint style types unit search e2e scenes cluster vm vmcores monitoring bench protection virtual virtual-short protos docs lock artifact deb rpm artifact-test artifact-lock image image-test screenshots site site-test clean help
+.PHONY: run test setup lint style types unit search faults e2e scenes cluster vm vmcores monitoring bench protection virtual virtual-short protos docs lock artifact deb rpm artifact-test artifact-lock image image-test screenshots site site-test clean help
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -122,6 +122,11 @@ quiet-containers:
 
 search: setup ## the pure tests on examples that nobody has seen yet
 	BYPASSD_SEARCH=1 $(BIN)/python -m pytest -q -m "not kernel and not containerd"
+
+# The pure tests that run in part without BYPASSD_FULL.
+PARTIAL = $(shell grep -rl BYPASSD_FULL tests/reconciler --include='test_*.py')
+faults: setup ## every failed call, every crash and many evictions, of which `make test` has a part (hours)
+	BYPASSD_FULL=1 BYPASSD_SEARCH=1 $(BIN)/python -m pytest -q -m "not kernel and not containerd" $(PARTIAL)
 
 e2e: setup ## only the tests with real containers and with a kubelet that writes again, with their figures
 	BYPASSD_FULL=1 $(BIN)/python -m pytest -q -s tests/e2e tests/node/test_no_fight.py tests/node/test_memory.py

@@ -62,7 +62,7 @@ class OwnProcess:
 
     def may_pace(self) -> bool:
         """Whether the work for a container in creation is to be paced: with the priority; if late, without a budget."""
-        return self.priority.is_real_time and (self._waited_s() < LATE_S or not self.priority.has_budget)
+        return self.priority.is_real_time and (self._waited_s() < LATE_S or self.priority.charge_budget() <= 0)
 
     def prepare(self) -> None:
         """Make the group, before any other part runs."""

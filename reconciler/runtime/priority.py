@@ -154,11 +154,13 @@ class LoopPriority(trio.abc.Instrument):
         """Whether the loop may have the real-time priority: it has it while it waits."""
         return self._wanted and not self._problem
 
-    @property
-    def has_budget(self) -> bool:
-        """Whether work at this priority may go on without pauses, after what this step has used."""
+    def charge_budget(self) -> float:
+        """Charge the budget with what this step has used so far. What is left of it, in CPU seconds.
+
+        With nothing left, work at this priority goes on with pauses only.
+        """
         self._account()
-        return self._budget_s > 0
+        return self._budget_s
 
     def start(self) -> None:
         """Take the configured priorities. A refusal is logged and in `status`; the best that is allowed remains."""

@@ -262,13 +262,8 @@ async def test_the_ticker_notices_without_any_event(node: Node) -> None:
         node.live.put("sys/devices/system/cpu/online", "0-6\n")
         agent.accounts.sampler._files = REAL  # /proc is no part of the fake kernel
         agent.accounts.sampler.tick(time.monotonic(), fast=False)
-<<<<<<< HEAD
-        assert agent.control.hotplug._hint.is_set()
-        await agent.control.hotplug._read_again()
-=======
         assert await agent.control.hotplug._hint.wait(0.0)
-        await agent.control.hotplug._look()
->>>>>>> 403514150 (Members that only tests read are removed, or shown: sweeps of process values in the state document)
+        await agent.control.hotplug._read_again()
         assert seen == ["CPU 7 went offline; online now: 0-6"]
 
 

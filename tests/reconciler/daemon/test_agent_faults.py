@@ -1,6 +1,6 @@
 """One failed call of a look is one object's problem: every read and write call fails once, and for a while.
 
-By default a spread of them; with BYPASSD_FULL each call with each errno (hours).
+By default a spread of them; in `make faults` (BYPASSD_FULL) each call with each errno (hours).
 """
 
 import errno

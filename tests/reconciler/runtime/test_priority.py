@@ -153,9 +153,9 @@ async def test_paced_work_keeps_the_priority_and_uses_no_budget(monkeypatch: pyt
     with started() as (calls, priority):
         event(calls, priority)
         for _ in range(100):
-            assert (step(calls, priority, 0.001), priority.has_budget) == (os.SCHED_FIFO, True)
+            assert (step(calls, priority, 0.001), priority.charge_budget() > 0) == (os.SCHED_FIFO, True)
         timer.paces_creation = False
-        assert (step(calls, priority, 2 * SLICE_S), priority.has_budget) == (os.SCHED_OTHER, False)
+        assert (step(calls, priority, 2 * SLICE_S), priority.charge_budget() > 0) == (os.SCHED_OTHER, False)
         assert priority.is_real_time
 
 
@@ -169,7 +169,7 @@ async def test_paced_work_gets_the_priority_in_the_midst_of_other_work_whatever_
         assert step(calls, priority, 2 * SLICE_S) == os.SCHED_OTHER
         # Every CPU is busy from now on.
         timer.paces_creation = True
-        assert (step(calls, priority, 0.001), priority.has_budget) == (os.SCHED_FIFO, False)
+        assert (step(calls, priority, 0.001), priority.charge_budget() > 0) == (os.SCHED_FIFO, False)
 
 
 async def test_late_work_is_paced_when_its_budget_is_used_up_and_keeps_the_priority(
@@ -184,7 +184,7 @@ async def test_late_work_is_paced_when_its_budget_is_used_up_and_keeps_the_prior
     monkeypatch.setattr(priority_module, "TIMER", timer)
     with started() as (calls, priority):
         # As of the daemon: it asks before the priority decides.
-        loop = LoopTimer(lambda: True, lambda: priority.is_real_time and not priority.has_budget, timer)
+        loop = LoopTimer(lambda: True, lambda: priority.is_real_time and priority.charge_budget() <= 0, timer)
         event(calls, priority)
         for paced in (False, True):
             calls.work(0.9 * SLICE_S)
