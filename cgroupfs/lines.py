@@ -65,13 +65,13 @@ def stat_name(stat: str) -> str:
 def stat_numbers(stat: str, *numbers: int) -> list[int]:
     """Fields of ``/proc/PID/stat`` that are whole numbers from 0 up, by their own numbers in proc(5).
 
-    Errors: `ValueError` for any other text, and for a field that is no such number.
+    Errors: `ValueError` for any other text, and for a field that is not one.
     """
     fields = stat_fields(stat)
     values: list[int] = []
     for number in numbers:
         text = fields[number - 3] if number - 3 < len(fields) else ""
         if len(text) > MOST_DIGITS or not (text.isascii() and text.isdecimal()):
-            raise ValueError(f"field {number} of /proc/PID/stat is no number: {text[:80]!r}")
+            raise ValueError(f"field {number} of /proc/PID/stat is not a number: {text[:80]!r}")
         values.append(int(text))
     return values

@@ -157,7 +157,7 @@ class LoopPriority(trio.abc.Instrument):
     def charge_budget(self) -> float:
         """Charge the budget with what this step has used so far. What is left of it, in CPU seconds.
 
-        With nothing left, work at this priority goes on with pauses only.
+        With nothing left, work at this priority continues with pauses only.
         """
         self._account()
         return self._budget_s

@@ -90,13 +90,13 @@ def test_the_fields_of_a_thread_with_a_hostile_name_are_the_kernels() -> None:
         f"7 ({REST}"[:60],
     ],
 )
-def test_what_is_no_line_of_stat_is_refused(text: str) -> None:
+def test_another_text_than_a_line_of_stat_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         stat_fields(text)
 
 
 @pytest.mark.parametrize("word", ["-1", "x", "1_0", "٣", "+1", "0x1", "9" * 21])
-def test_a_field_that_is_no_number_is_refused(word: str) -> None:
+def test_a_field_other_than_a_number_is_refused(word: str) -> None:
     with pytest.raises(ValueError):
         stat_numbers(f"7 (x) S {word} {REST}", 4)
 
