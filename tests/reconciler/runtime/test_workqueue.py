@@ -105,3 +105,11 @@ async def test_how_long_the_oldest_urgent_key_waits_is_known_until_its_pass_is_o
     dirty.take_nowait()
     dirty.passed()
     assert dirty.waited_s() == 0
+    # A pass that takes again has the keys of both times.
+    for key in ("pod:d", "pod:e"):
+        dirty.mark(key)
+        now += 1
+        dirty.take_nowait()
+    assert dirty.waited_s() == 2
+    dirty.passed()
+    assert dirty.waited_s() == 0

@@ -1,0 +1,59 @@
+"""The rows of the store follow what the daemon knows, also where another program has damaged the file."""
+
+import os
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from reconciler.daemon.agent import Agent
+from state.model import Hold
+from state.schema import ASSIGNMENTS, HOLDS, META, RUNNING, SETTINGS
+from tests.fakes.livenode import BATCH, LiveNode, begin
+
+
+def stored(agent: Agent) -> Mapping[str, Mapping[str, bytes]]:
+    return {table: dict(agent.record.store.rows(table)) for table in (SETTINGS, ASSIGNMENTS, HOLDS)}
+
+
+@pytest.mark.parametrize("damage", ["overwritten", "removed"])
+async def test_a_store_that_another_program_has_damaged_gets_every_row_again(live: LiveNode, damage: str) -> None:
+    async with live.looked() as agent:
+        await agent.record.holds.put(Hold(target=f"pod:{BATCH}", reason="mine", by="ana"))
+        begin(agent)
+        await agent.keeper.flush()
+        await agent.keeper.check()
+        before = stored(agent)
+        assert all(before.values())
+        assert (agent.keeper.damage, agent.keeper.problem) == (None, None)
+        for path in Path(live.store).parent.iterdir():
+            # With its copy, so that nothing of it can be saved.
+            if damage == "overwritten":
+                path.write_bytes(os.urandom(4096))
+            else:
+                path.unlink()
+        await agent.keeper.check()
+        assert agent.keeper.damage is not None
+        assert agent.keeper.problem is not None
+        await agent.keeper.flush()
+        assert stored(agent) == before
+        assert RUNNING in dict(agent.record.store.rows(META))
+        assert agent.keeper.problem is None
+        assert agent.keeper.damage is not None, "until the daemon ends"
+        assert agent.alerts.raised["store"] == 2, "the damage, and its end"
+
+
+async def test_a_problem_ends_with_the_next_flush_also_where_nothing_has_changed(live: LiveNode) -> None:
+    async with live.looked() as agent:
+        await agent.keeper.flush()
+        with closing(sqlite3.connect(live.store)) as other:
+            other.execute("UPDATE meta SET row = row")
+            other.commit()
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        await agent.keeper.check()
+        assert agent.keeper.problem is not None
+        await agent.keeper.flush()
+        assert agent.keeper.problem is None
+        assert agent.alerts.raised["store"] == 2
