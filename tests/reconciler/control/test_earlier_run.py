@@ -17,7 +17,7 @@ from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm
 from reconciler.policies.table import PoliciesConfig
 from state.model import Hold
 from tests.fakes.kernel import Mode
-from tests.fakes.livenode import BATCH, BOX, WEB, LiveNode, container_id, group
+from tests.fakes.livenode import BATCH, BOX, PINNED, WEB, LiveNode, container_id, group
 
 BE: Final = "/kubepods/besteffort"
 
@@ -102,6 +102,16 @@ async def test_where_nothing_may_be_written_it_is_a_problem(live: LiveNode, why:
             limit(live, BE, None)
             await live.look(agent)
             assert not problem(agent)
+
+
+@pytest.mark.parametrize(("policy", "default"), [("none", ""), ("static", "0-6")])
+async def test_a_narrower_cpu_set_than_recorded_is_a_left_one_where_the_kubelet_changes_none(
+    live: LiveNode, policy: str, default: str
+) -> None:
+    live.kubelet.cpu_manager(policy, default, {PINNED: {"main": "7"}} if default else {})
+    live.write(BOX, "cpuset", "cpuset.cpus", "2-3")
+    async with live.looked(without_quota(live, AgentMode.OBSERVE)) as agent:
+        assert ("cpuset.cpus" in problem(agent)) is (policy == "none")
 
 
 @pytest.mark.parametrize("then", [AgentMode.OBSERVE, AgentMode.ENFORCE])

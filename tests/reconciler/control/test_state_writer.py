@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from reconciler.daemon.agent import Agent
+from reconciler.headroom.cpu import ClusterTarget
 from state.model import Hold
-from state.schema import ASSIGNMENTS, HOLDS, META, RUNNING, SETTINGS
+from state.schema import ASSIGNMENTS, HOLDS, META, PUBLISHED, RUNNING, SETTINGS
 from tests.fakes.livenode import BATCH, LiveNode, begin
 
 
@@ -22,6 +23,7 @@ def stored(agent: Agent) -> Mapping[str, Mapping[str, bytes]]:
 async def test_a_store_that_another_program_has_damaged_gets_every_row_again(live: LiveNode, damage: str) -> None:
     async with live.looked() as agent:
         await agent.record.holds.put(Hold(target=f"pod:{BATCH}", reason="mine", by="ana"))
+        await agent.headroom.row.note(ClusterTarget.KOORDINATOR)
         begin(agent)
         await agent.keeper.flush()
         await agent.keeper.check()
@@ -39,7 +41,7 @@ async def test_a_store_that_another_program_has_damaged_gets_every_row_again(liv
         assert agent.keeper.problem is not None
         await agent.keeper.flush()
         assert stored(agent) == before
-        assert RUNNING in dict(agent.record.store.rows(META))
+        assert {RUNNING, PUBLISHED} <= dict(agent.record.store.rows(META)).keys()
         assert agent.keeper.problem is None
         assert agent.keeper.damage is not None, "until the daemon ends"
         assert agent.alerts.raised["store"] == 2, "the damage, and its end"
