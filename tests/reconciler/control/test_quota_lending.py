@@ -146,6 +146,17 @@ async def test_a_loan_grows_by_fifths_with_its_pod_and_goes_back_by_fifths(node:
         assert not seconds.agent.record.ledger.group(group(WEB))
 
 
+async def test_what_a_pod_is_lent_is_in_the_period_of_its_directory(node: LiveNode) -> None:
+    if node.kernel.mode == "v2":
+        node.write(group(WEB), "cpu", "cpu.max", f"{POD // 2} 50000")
+    else:
+        node.write(group(WEB), "cpu", "cpu.cfs_period_us", "50000")
+        node.write(group(WEB), "cpu", "cpu.cfs_quota_us", str(POD // 2))
+    async with looking(node, BURST) as seconds:
+        await seconds.next()
+        assert await seconds.next() == ("12000", "16000")
+
+
 async def test_an_unreadable_machine_lends_nothing_and_takes_back_in_the_end(node: LiveNode) -> None:
     async with looking(node, BURST) as seconds:
         for _ in range(3):
