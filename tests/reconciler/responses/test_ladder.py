@@ -256,14 +256,19 @@ def test_a_well_victim_gives_back_in_small_steps_the_last_taken_first() -> None:
     assert world.memory.climbs == {}
 
 
-def test_of_two_squeezes_each_step_back_gives_something_and_the_lower_ones_stay_what_they_are() -> None:
+@pytest.mark.parametrize(
+    ("use", "second"), [(1200.0, 600), (1500.0, 900)], ids=["what it may", "more, as the first one was slow"]
+)
+def test_of_two_squeezes_each_step_back_gives_something_and_the_lower_ones_stay_what_they_are(
+    use: float, second: int
+) -> None:
     world = World(SQUEEZE, config=varied(LadderConfig(), recover_s=10))
     world.suspects = (("hog", 0.9),)
     world.go(BAD, 4.0)
-    world.uses["pod:hog"]["cpu.use"] = 1200.0
+    world.uses["pod:hog"]["cpu.use"] = use
     world.go(BAD, 2.0, seconds=EFFECT)
     before = world.measures.squeezed["hog"].cpu_milli
-    assert before == 600
+    assert before == second
     world.go(WELL)
     while world.memory.climbs:
         changes = world.go(WELL, seconds=10)
@@ -295,7 +300,9 @@ def test_each_relapse_makes_the_way_back_slower() -> None:
     second = seconds_to_ease()
     world.go(BAD, 4.0)
     assert first < second < seconds_to_ease()
-    assert seconds_to_ease() <= 10 * 8 + 2
+    for _ in range(3):
+        world.go(BAD, 4.0)
+        assert seconds_to_ease() <= 10 * 8 + 2
 
 
 @pytest.mark.parametrize("verdict", [LOST, UNSURE])
