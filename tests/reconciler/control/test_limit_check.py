@@ -15,6 +15,7 @@ from reconciler.daemon.agent import Agent
 from reconciler.daemon.podlist import PodProblems
 from reconciler.pods.classify import classification_input
 from reconciler.sources.bundles import InitProcess
+from state.entry import LedgerEntry
 from state.model import CpuPolicy, PodMeta, Resources, RuntimeSpec
 from tests.fakes.kernel import Mode
 from tests.fakes.livenode import WEB, LiveNode, container_id, group
@@ -82,11 +83,24 @@ async def test_a_limit_that_no_record_has_is_a_condition_where_the_pods_spec_is_
         assert not await looked(agent, 1)
 
 
-@pytest.mark.parametrize(("quota", "differs"), [(12_345, False), (13_000, False), (14_000, True), (12_000, True)])
+@pytest.mark.parametrize(
+    ("quota", "differs"), [(12_345, False), (13_000, False), (14_000, True), (12_200, False), (12_199, True)]
+)
 async def test_a_quota_that_systemd_has_rounded_up_is_the_same(live: LiveNode, quota: int, differs: bool) -> None:
     async with live.looked() as agent:
         recorded(agent, quota_us=12_345, period_us=100_000)
         put(live, quota=quota)
+        assert bool(await looked(agent)) == differs
+
+
+@pytest.mark.parametrize(("recorded_bytes", "differs"), [(100, False), (4095, False), (4096, True), (-1, True)])
+async def test_a_memory_limit_that_the_kernel_has_rounded_to_a_page_is_the_same(
+    live: LiveNode, recorded_bytes: int, differs: bool
+) -> None:
+    """``recorded_bytes``: in the record above the limit in the file."""
+    async with live.looked() as agent:
+        recorded(agent, memory_bytes=256 * MIB + recorded_bytes)
+        put(live, memory=256 * MIB)
         assert bool(await looked(agent)) == differs
 
 
@@ -100,6 +114,15 @@ async def test_what_the_kubelet_has_admitted_is_no_contradiction_of_an_older_rec
 
 async def test_files_of_bypassds_own_are_not_compared(live: LiveNode) -> None:
     async with live.looked() as agent:
+        assert not await looked(agent)
+        recorded(agent, memory_bytes=256 * MIB)
+        put(live, memory=512 * MIB)
+        assert await looked(agent)
+        file = agent.writes.judge.control_files.find(BOX, "memory.max")
+        assert file is not None
+        controller, path, name = file.key
+        entry = LedgerEntry(controller=controller, path=path, file=name, knob="memory.max", original=str(256 * MIB))
+        agent.record.ledger.adopt([entry])
         assert not await looked(agent)
 
 
@@ -130,6 +153,8 @@ async def test_a_process_that_left_its_containers_groups_is_a_condition(live: Li
         placed(live, 4321, 78, pids="/", **moved)
         assert not await looked(agent, 1), "another process has got the number of one that has exited"
         assert not PodProblems(agent).breaks(agent.control.inventory.pods[WEB])
+        agent.control.inventory._inits[container_id(WEB)] = InitProcess(4321, 0)
+        assert "in another group" in await looked(agent), "the record has no time of its start"
         placed(live, 4321, 77, pids="/", **inside)
         assert not await looked(agent)
 

@@ -153,6 +153,21 @@ async def test_where_the_list_does_not_tell_the_version_is_found_by_trying(
     assert [json.loads(body)["apiVersion"] for body in server.bodies[1:]] == ["policy/v1", "policy/v1beta1"]
 
 
+async def test_the_version_that_was_found_by_trying_is_kept(
+    nursery: trio.Nursery, pod: Pod, idle_clock: MockClock
+) -> None:
+    def step(step: EvictionStep) -> None:
+        if step is EvictionStep.WAIT:
+            pod.end()
+
+    wrong = status(400, "BadRequest", 'no kind "Eviction" is registered for version "policy/v1"')
+    busy = status(503, "ServiceUnavailable")
+    result, server, _ = await evict(nursery, pod, status(403, "Forbidden"), wrong, busy, CREATED, before=step)
+    assert result.outcome is EvictionOutcome.DONE
+    versions = [json.loads(body)["apiVersion"] for body in server.bodies[1:]]
+    assert versions == ["policy/v1", "policy/v1beta1", "policy/v1beta1"]
+
+
 @pytest.mark.parametrize("header", [("Retry-After: 0",), ()])
 async def test_a_disruption_budget_is_asked_again_until_it_gives_way(
     nursery: trio.Nursery, pod: Pod, header: tuple[str, ...], idle_clock: MockClock
