@@ -19,6 +19,11 @@ def stored(agent: Agent) -> Mapping[str, Mapping[str, bytes]]:
     return {table: dict(agent.record.store.rows(table)) for table in (SETTINGS, ASSIGNMENTS, HOLDS)}
 
 
+def wrong(agent: Agent) -> tuple[bool, bool]:
+    """Whether damage was found, and whether there is a problem now."""
+    return agent.keeper.damage is not None, agent.keeper.problem is not None
+
+
 @pytest.mark.parametrize("damage", ["overwritten", "removed"])
 async def test_a_store_that_another_program_has_damaged_gets_every_row_again(live: LiveNode, damage: str) -> None:
     async with live.looked() as agent:
@@ -29,7 +34,7 @@ async def test_a_store_that_another_program_has_damaged_gets_every_row_again(liv
         await agent.keeper.check()
         before = stored(agent)
         assert all(before.values())
-        assert (agent.keeper.damage, agent.keeper.problem) == (None, None)
+        assert wrong(agent) == (False, False)
         for path in Path(live.store).parent.iterdir():
             # With its copy, so that nothing of it can be saved.
             if damage == "overwritten":
@@ -37,13 +42,11 @@ async def test_a_store_that_another_program_has_damaged_gets_every_row_again(liv
             else:
                 path.unlink()
         await agent.keeper.check()
-        assert agent.keeper.damage is not None
-        assert agent.keeper.problem is not None
+        assert wrong(agent) == (True, True)
         await agent.keeper.flush()
         assert stored(agent) == before
         assert {RUNNING, PUBLISHED} <= dict(agent.record.store.rows(META)).keys()
-        assert agent.keeper.problem is None
-        assert agent.keeper.damage is not None, "until the daemon ends"
+        assert wrong(agent) == (True, False), "the damage is shown until the daemon ends"
         assert agent.alerts.raised["store"] == 2, "the damage, and its end"
 
 
@@ -55,7 +58,7 @@ async def test_a_problem_ends_with_the_next_flush_also_where_nothing_has_changed
             other.commit()
             other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         await agent.keeper.check()
-        assert agent.keeper.problem is not None
+        assert wrong(agent) == (True, True)
         await agent.keeper.flush()
-        assert agent.keeper.problem is None
+        assert wrong(agent) == (True, False)
         assert agent.alerts.raised["store"] == 2
