@@ -70,7 +70,7 @@ def stat_numbers(stat: str, *numbers: int) -> list[int]:
     fields = stat_fields(stat)
     values: list[int] = []
     for number in numbers:
-        text = fields[number - 3] if number - 3 < len(fields) else ""
+        text = fields[number - 3] if 3 <= number < len(fields) + 3 else ""
         if len(text) > MOST_DIGITS or not (text.isascii() and text.isdecimal()):
             raise ValueError(f"field {number} of /proc/PID/stat is not a number: {text[:80]!r}")
         values.append(int(text))
