@@ -181,6 +181,16 @@ def _copied(proc: str, pids: list[int], executable: str | None) -> HostSearch:
     return HostSearch(process=processes[0] if len(processes) == 1 else None, candidates=tuple(processes))
 
 
+def _is_roots(status: bytes) -> bool:
+    """Whether all user ids in a process's status file are root's.
+
+    Asked before its command line is read, which is its own memory: in a mapped file of a file system that the user
+    serves (FUSE) a page takes as long as he likes. Not by the directory's owner, who is root where a process cannot be
+    dumped.
+    """
+    return status_field(status, b"Uid:").split() == [b"0"] * 4
+
+
 def _without_children(candidates: list[HostProcess]) -> list[HostProcess]:
     """A program that starts another is there twice for a moment, until the child has its own program."""
     programs = {process.pid: process.program for process in candidates}
@@ -211,6 +221,10 @@ class _Search:
             if self._executable is not None:
                 named = os.readlink(f"{self._proc}/{pid}/exe") == self._executable
                 return named and os.path.basename(self._executable) not in INSIDE
+            status = _read(f"{self._proc}/{pid}/status", _MOST_TEXT)
+            if not _is_roots(status):
+                # It is never accepted, only reported.
+                return os.fsdecode(status_field(status, b"Name:").strip()) in _KUBELETS
             parts = _split(_read(f"{self._proc}/{pid}/cmdline", _HEAD))
         except OSError:
             return False
@@ -229,8 +243,9 @@ class _Search:
             link = os.readlink(f"{directory}/exe")
             if (self._executable not in {None, link}) or (row := INSIDE.get(link.rpartition("/")[2])) is None:
                 return None
-            root_owns = os.stat(directory).st_uid == 0
-            if not root_owns or not _has_command(row, _split_title(_read(f"{directory}/cmdline", _HEAD))):
+            if not _is_roots(_read(f"{directory}/status", _MOST_TEXT)):
+                return None
+            if not _has_command(row, _split_title(_read(f"{directory}/cmdline", _HEAD))):
                 return None
         except OSError:
             return None
@@ -286,8 +301,8 @@ class _Search:
     def _check_identity(self, directory: str) -> int:
         """User ids, namespaces and groups; the parent's pid."""
         status = _read(f"{directory}/status", _MOST_TEXT)
-        uids = status_field(status, b"Uid:").split()
-        if len(uids) != 4 or any(uid != b"0" for uid in uids):
+        if not _is_roots(status):
+            uids = status_field(status, b"Uid:").split()
             raise _RefusedError(f"it runs as uid {b'/'.join(uids).decode(errors='replace') or 'unknown'}")
         # A kubelet in a container, which the operator has to name, has its own file systems, and may have its own
         # process ids.

@@ -242,7 +242,6 @@ class RuntimeEvents:
             known = self._evidence
             # In C: a node has hundreds, and all but some have their signal.
             signals = Counter(map(known.get, containers))
-            signals.subtract(map(known.get, self._silent_at.keys() & containers))
             unsignalled = [c for c in containers if known.get(c, RuntimeEvent.ABSENT) is RuntimeEvent.ABSENT]
             without = sorted(c for c in unsignalled if not self.awaits(c))
             signals[RuntimeEvent.ABSENT] = len(without)
