@@ -89,7 +89,8 @@ def gather(
     refused: dict[str, int] = {}
     unmovable: set[int] = set()
     for _ in range(passes):
-        missing = sorted(set(threads()) - members(files, directory) - unmovable)
+        # 0 is a thread outside this pid namespace. Written, it is the writer's own thread.
+        missing = sorted(set(threads()) - members(files, directory) - unmovable - {0})
         if not missing:
             return MoveResult(moved=moved, gone=gone, complete=not refused, refused=refused)
         for tid in missing:

@@ -24,6 +24,7 @@ from cgroupfs.files import REAL, FileOps
 from reconciler.actuators.codec import RowCodec, row_of, undo_rows
 from reconciler.actuators.core_sched.prctl import CookieCarrier, Prctl, unable
 from reconciler.runtime.format import plural
+from reconciler.signals.processes import OUTSIDE
 from state.cpu import CORE_COOKIE, CORE_SCHED
 from state.entry import LedgerEntry, RestoreOutcome, RestoreResult
 from state.kinds import COOKIE
@@ -228,7 +229,7 @@ def _cookies(tids: Sequence[int], prctl: Prctl) -> ObservedThreads:
     for tid in tids:
         if not tid:
             # The kernel reports 0 for a process of a PID namespace that is not below ours.
-            problem = "its processes are outside this PID namespace: bypassd needs the host's (hostPID)"
+            problem = OUTSIDE
             continue
         try:
             threads[tid] = prctl.get(tid)

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, final
 from msgspec import Struct, field
 
 from cgroupfs.errors import AgentError, CgroupBusyError, CgroupGoneError
+from reconciler.signals.processes import OUTSIDE
 from resctrl.capability import Capability
 from resctrl.files import GroupFiles
 from resctrl.groups import DEFAULT, PREFIX, ControlGroups, MoveResult, OutOfGroupsError, expel, gather
@@ -197,7 +198,7 @@ class ResctrlSweep:
         if others:
             self.outcome.foreign[member.uid] = len(others)
         self.outcome.homes[member.uid] = member.home
-        self.outcome.threads[member.uid] = len(threads)
+        self.outcome.threads[member.uid] = len(threads - {0})
         if member.home == DEFAULT or not threads - others - self._group_threads.get(member.home, frozenset()):
             return
         try:
@@ -209,6 +210,8 @@ class ResctrlSweep:
         if not done.complete:
             message = "new threads appear faster than they are moved"
             self.outcome.unsettled[member.uid] = f"refused: {dict(done.refused)}" if done.refused else message
+        elif 0 in threads:
+            self.outcome.unsettled[member.uid] = OUTSIDE
 
     def _evict_foreign_threads(self) -> Iterator[None]:
         """Move threads out of our groups that do not belong there: of pods for the default group, or of no pod."""

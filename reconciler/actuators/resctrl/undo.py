@@ -227,6 +227,8 @@ def _mount(files: GroupFiles, place: str, mounter: Mounter) -> RestoreResult:
 def threads_of(hierarchy: Hierarchy, path: str, files: FileOps = REAL) -> set[int]:
     """All threads of a group and of all groups below it, in the trigger hierarchy. Unreadable groups count as empty.
 
+    0 stands for those outside this pid namespace.
+
     A pod may contain a node of its own (kind, a CI runner), with pods in its groups: a thread that is missed here would
     count as one of no pod, and be moved out of the group that it was forked in.
     """
@@ -235,8 +237,7 @@ def threads_of(hierarchy: Hierarchy, path: str, files: FileOps = REAL) -> set[in
     texts = [hierarchy.trigger_directory(path)]
     for directory in texts:
         try:
-            # 0 is a thread outside this pid namespace; written to a group, it moves the writer itself.
-            result |= numbers(files.read(directory, file)) - {0}
+            result |= numbers(files.read(directory, file))
             texts += [f"{directory}/{name}" for name in files.groups(directory)]
         except OSError:
             continue

@@ -11,6 +11,7 @@ from cgroupfs.errors import CgroupBusyError
 from reconciler.actuators.base import AuxiliaryActuator
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.policies.cache import CachePolicyConfig
+from reconciler.signals.processes import OUTSIDE
 from resctrl.groups import ControlGroups
 from state.cache import RESCTRL_GROUP, ClassShare
 from state.model import Hold
@@ -48,6 +49,8 @@ async def test_a_thread_outside_the_pid_namespace_does_not_move_the_daemon(world
     world.boxes.pids[f"/cpuset{BATCH.containers[0].group.path}"].append(0)
     await world.sweep(BATCH)
     assert (world.places(seen), world.model.writer_in) == ([BE], "")
+    status = world.side.statuses[BATCH.group.path][RESCTRL_GROUP]
+    assert (status.state, status.detail) == ("waiting", OUTSIDE)
 
 
 async def test_the_second_sweep_writes_nothing(world: World) -> None:
