@@ -227,7 +227,7 @@ def _mount(files: GroupFiles, place: str, mounter: Mounter) -> RestoreResult:
 def threads_of(hierarchy: Hierarchy, path: str, files: FileOps = REAL) -> set[int]:
     """All threads of a group and of all groups below it, in the trigger hierarchy. Unreadable groups count as empty.
 
-    0 stands for those outside this pid namespace.
+    The kernel lists each one outside this pid namespace as 0.
 
     A pod may contain a node of its own (kind, a CI runner), with pods in its groups: a thread that is missed here would
     count as one of no pod, and be moved out of the group that it was forked in.
