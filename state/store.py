@@ -7,6 +7,8 @@ A store is writable or not (full disk, read-only mount, missing right): then eve
 program may damage, delete or replace the file while it is in use: it is then made again from what can be read of it and
 from its second copy (`state.mirror`).
 
+Longer than other modules because use, failure, check and repair of the file share its one connection.
+
 Source: SQLite documentation, "Write-Ahead Logging", "Result and error codes".
 """
 
