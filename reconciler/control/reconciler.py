@@ -57,7 +57,6 @@ _WRITTEN_S: Final = 0.03
 """From the runtime's signal to the pass that compares the written files. A removal, and the end of a start's allowance,
 have one by then, too."""
 _TICK: Final = frozenset({TICK})
-_CONTAINER: Final = container_key("")
 
 Wanted = dict[str, dict[str, Setting]]
 """Settings by group path and knob."""
@@ -213,8 +212,6 @@ class Reconciler:
             self._mark_due()
             if trio.current_time() >= resync_at:
                 self.dirty.mark_all("periodic")
-            if not self.dirty:
-                continue
             batch = self.dirty.take_nowait()
             if batch.everything:
                 resync_at = trio.current_time() + self._resync_s
@@ -623,9 +620,6 @@ class Reconciler:
         now = trio.current_time()
         while self._later and self._later[0][0] <= now:
             key = heapq.heappop(self._later)[1]
-            if key.startswith(_CONTAINER) and self.inventory.signalled(key.removeprefix(_CONTAINER)):
-                # Its runtime has turned out to report the end of its writes, which has a pass of its own.
-                continue
             if key:
                 self.dirty.mark(key, within_s=_WRITTEN_S if key == TICK else 0.0)
             else:

@@ -135,20 +135,3 @@ async def test_a_look_at_one_pod_is_not_the_first_whole_look(live: LiveNode, eve
             await worker.ready.wait()
             assert (agent.writes.judge.lost, worker.problem) == (False, None)
             nursery.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize("reported", [False, True])
-async def test_a_container_is_compared_again_until_its_runtime_is_known_to_report(
-    live: LiveNode, mock_clock: MockClock, *, reported: bool
-) -> None:
-    with live.agent() as agent:
-        worker = agent.control.reconciler
-        async with trio.open_nursery() as nursery:
-            await nursery.start(worker.run)
-            before = worker.looks
-            with patch.object(worker.inventory, "signalled", return_value=reported):
-                for _ in range(40):
-                    mock_clock.jump(0.05)
-                    await trio.testing.wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
-        assert (worker.looks == before) == reported
