@@ -58,9 +58,12 @@ class DeliveryStats(Struct):
 
 @final
 class _Record:
-    """State of one incident at this sink. ``due_at``: when it is to be sent, infinity for never."""
+    """State of one incident at this sink. ``due_at``: when it is to be sent, infinity for never.
 
-    __slots__ = ("due_at", "folded", "loudest", "notice", "over_told", "pending", "since", "told_at")
+    ``ended``: by an end that this sink does not get.
+    """
+
+    __slots__ = ("due_at", "ended", "folded", "loudest", "notice", "over_told", "pending", "since", "told_at")
 
     def __init__(self, notice: Incident) -> None:
         self.notice = notice
@@ -71,6 +74,7 @@ class _Record:
         self.over_told = False
         self.loudest = -1
         self.folded = False
+        self.ended = False
 
     @property
     def waits(self) -> bool:
@@ -106,8 +110,15 @@ class Outbox:
         record = self._records.get(notice.id)
         if not self._wants(notice, record):
             self.tally.ignored += 1
+            if record is not None and notice.has_ended:
+                # Otherwise a state would be sent again for ever.
+                record.ended = True
+                if not record.pending:
+                    record.due_at = math.inf
             return False
         if record is None or record.folded:
+            while self._accepted and self._accepted[0] <= now - STORM_S:
+                self._accepted.popleft()
             # A durable one is sent in a storm, too: it is promised to be delivered.
             if not notice.alert.durable and self._is_storm(notice, record, now):
                 return True
@@ -218,8 +229,6 @@ class Outbox:
 
     def _is_storm(self, notice: Incident, record: _Record | None, now: float) -> bool:
         """Whether there are too many alerts in this minute: this one is counted, and not sent."""
-        while self._accepted and self._accepted[0] <= now - STORM_S:
-            self._accepted.popleft()
         if len(self._accepted) < self.rules.per_minute and not (record is not None and notice.has_ended):
             if record is not None:
                 self._accepted.append(now)
@@ -263,7 +272,7 @@ class Outbox:
                 record.pending = 0
                 return
             record.since, record.due_at = now, self._due(record, now)
-        elif self.rules.resend_s is not None and notice.alert.kind.lasts and not notice.has_ended:
+        elif self.rules.resend_s is not None and notice.alert.kind.lasts and not (notice.has_ended or record.ended):
             record.due_at = now + self.rules.resend_s
 
     def _bound(self) -> None:

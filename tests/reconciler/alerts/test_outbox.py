@@ -98,6 +98,28 @@ def test_a_state_is_sent_again_until_it_ends_and_an_event_is_not() -> None:
     assert (run(outbox, 61), outbox.next_at(61)) == ([("state", 2)], math.inf)
 
 
+def test_a_state_whose_end_the_sink_does_not_get_is_not_sent_again_after_it() -> None:
+    incidents, outbox = Incidents(3600), Outbox("s", SinkRules(batch_delay_s=0, resend_s=60, resolved=False))
+    outbox.offer(incidents.take(alert("told", AlertKind.SOURCE)), 0)
+    assert (run(outbox, 0), run(outbox, 60)) == ([("told", 1)], [("told", 1)])
+    outbox.offer(incidents.take(alert("waits", AlertKind.SOURCE)), 61)
+    for key in ("told", "waits"):
+        end = incidents.take(alert(key, AlertKind.SOURCE, at_s=1062.0, severity=Severity.INFO, resolved=True))
+        assert not outbox.offer(end, 62)
+    assert run(outbox, 62) == [("waits", 1)], "its beginning is still sent, once"
+    assert outbox.next_at(62) == math.inf
+    outbox.offer(incidents.take(alert("told", AlertKind.SOURCE, at_s=1063.0)), 63)
+    assert (run(outbox, 63), run(outbox, 123)) == ([("told", 1)], [("told", 1)]), "another state of this name"
+
+
+def test_durable_alerts_of_years_leave_no_times_behind() -> None:
+    outbox = Outbox("s", SinkRules(batch_delay_s=0))
+    for number in range(200):
+        outbox.offer(notice(f"k{number}", durable=True), 100.0 * number)
+        run(outbox, 100.0 * number)
+    assert len(outbox._accepted) == 1
+
+
 def test_of_a_storm_some_are_told_the_rest_is_counted_and_told_once_and_durable_ones_always() -> None:
     outbox = Outbox("s", SinkRules(batch_delay_s=0, per_minute=3, batch_size=100), wall_offset_s=1_000_000)
     for number in range(10):
