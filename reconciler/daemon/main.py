@@ -61,6 +61,8 @@ _BEAT_S: Final = 1.0
 _SETTLE_S: Final = 3.0
 _RENEW_S: Final = 60.0
 """The least time between two renewals of the agent: a kubelet that flaps costs the node no more than this."""
+_RESTORE_S: Final = 30.0
+"""With ``on_stop: restore``: the rest of the end fits into the unit's TimeoutStopSec, too."""
 _READY_S: Final = 30.0
 """So long systemd waits for the first pass; /readyz reports the state after that."""
 
@@ -201,7 +203,7 @@ class Daemon:
                 await self.supervisor.run()
                 nursery.cancel_scope.cancel(reason="the supervisor has stopped")
         finally:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + 15):
+            with trio.CancelScope(shield=True):
                 await self._end(agent)
             self.agent = self.supervisor = None
             TIMER.ask(bool)  # without an agent nothing is unread
@@ -245,19 +247,27 @@ class Daemon:
             agent.close()
             return
         self._notifier.stopping("stopping")
+        self._ended = True
         try:
-            if self.config.on_stop is OnStop.RESTORE and self.config.mode is AgentMode.ENFORCE:
-                done = await agent.commands.restore()
-                left = [result for result in done if not result.ok]
-                self._log.info("restored on stop", files=len(done) - len(left), left=len(left))
-            elif agent.mode.enforce:
-                await agent.commands.restore_daemon_weights()
+            with trio.move_on_after(_RESTORE_S) as scope:
+                await self._restore_on_stop(agent)
+            if scope.cancelled_caught:
+                self._log.error(
+                    "the restore on stop did not end; bypassctl restore restores the others", after_s=_RESTORE_S
+                )
         finally:
             # Also where a full disk or a slow kernel has ended the restore.
             await agent.headroom.publisher.end()
             agent.close()
         self._notifier.close()
-        self._ended = True
+
+    async def _restore_on_stop(self, agent: Agent) -> None:
+        if self.config.on_stop is OnStop.RESTORE and self.config.mode is AgentMode.ENFORCE:
+            done = await agent.commands.restore()
+            left = [result for result in done if not result.ok]
+            self._log.info("restored on stop", files=len(done) - len(left), left=len(left))
+        elif agent.mode.enforce:
+            await agent.commands.restore_daemon_weights()
 
     async def _tell_ready(self, agent: Agent, supervisor: Supervisor) -> None:
         with trio.move_on_after(_READY_S) as waiting:

@@ -27,8 +27,8 @@ rollout of a DaemonSet) stops there.
 _LOG: Final = get_log("standby")
 _POLL_S: Final = 0.02
 _YIELDS_S: Final = 18.0
-"""A holder that handles the request has ended by then: its own end has a limit of 15 s. Until then the holder answers
-the requester's probes, where both are on the node's port: with the time to load, less than a DaemonSet's
+"""A holder that handles the request has ended by then: it restores nothing. Until then the holder answers the
+requester's probes, where both are on the node's port: with the time to load, less than a DaemonSet's
 ``minReadySeconds``."""
 
 

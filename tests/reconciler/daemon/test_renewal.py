@@ -173,6 +173,26 @@ async def test_a_stop_restores_the_weights_of_the_nodes_daemons_and_a_renewal_do
     assert [agent.restored for agent in agents] == [0, 0]
 
 
+async def test_a_restore_on_stop_that_does_not_end_is_said_and_is_the_last_thing_that_the_daemon_does(
+    agents: list[FakeAgent], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def restore(agent: FakeAgent) -> list[RestoreResult]:
+        agent.restored += 1
+        await trio.sleep_forever()
+        raise AssertionError
+
+    monkeypatch.setattr(FakeAgent, "restore", restore)
+    monkeypatch.setattr(main, "_RESTORE_S", 0.05, raising=False)
+    daemon = main.Daemon(loaded(Config(mode=AgentMode.ENFORCE, on_stop=OnStop.RESTORE)))
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(daemon.run)
+            await until(lambda: agents)
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert [(agent.restored, agent.withdrawn, agent.closed) for agent in agents] == [(1, 1, True)]
+    assert "the restore on stop did not end" in caplog.text
+
+
 async def test_after_a_restore_by_command_the_next_agent_writes_nothing_until_a_reload(
     agents: list[FakeAgent], monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
