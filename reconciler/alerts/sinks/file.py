@@ -3,7 +3,7 @@
 import os
 import stat
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Annotated, Final, final
 
 from msgspec import Meta, Struct
@@ -49,15 +49,20 @@ class FileSink(AlertSink):
         """One write at the end, in a new file when this one has grown. Errors: OSError."""
         # Without waiting: to open a FIFO in its place would block the thread.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        fd = os.open(self._path, flags, 0o600)
-        try:
+        with ExitStack() as opened:
+
+            def open_file() -> int:
+                fd = os.open(self._path, flags, 0o600)
+                opened.callback(os.close, fd)
+                return fd
+
+            fd = open_file()
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(22, "not a regular file")  # EINVAL
             if status.st_size and status.st_size + len(content) > self._config.rotate_bytes:
                 self._rotate()
-                os.close(fd)
-                fd = os.open(self._path, flags, 0o600)
+                fd = open_file()
                 status = os.fstat(fd)
             torn = status.st_size and os.pread(fd, 1, status.st_size - 1) != b"\n"
             # A line that a crash or a full disk cut off must not take the next one with it.
@@ -67,8 +72,6 @@ class FileSink(AlertSink):
                 raise OSError(28, "the disk is full")  # ENOSPC
             if self._config.fsync:
                 os.fsync(fd)
-        finally:
-            os.close(fd)
 
     def _rotate(self) -> None:
         keep = self._config.keep

@@ -264,6 +264,29 @@ async def test_what_is_no_plain_file_is_not_written(tmp_path: Path, what: str, w
     assert not (tmp_path / "victim").exists()
 
 
+async def test_a_file_that_cannot_be_made_after_a_rotation_closes_no_other_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, others = tmp_path / "alerts", []
+    made = sink(FileSinkConfig(path=str(path), rotate_bytes=4096, keep=1))
+    await made.send([notice(summary="x" * 3000)])
+    opening = os.open
+
+    def refused(name: str, *rest: int) -> int:
+        if name == str(path) and not path.exists():
+            # Another thread gets the number that has just been free.
+            others.append(opening("/dev/null", os.O_RDONLY))
+            raise OSError(errno.ENOSPC, "no inode is left")
+        return opening(name, *rest)
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(SinkError, match="ENOSPC"):
+        await made.send([notice(summary="x" * 3000)])
+    for number in others:
+        os.close(number)
+    assert len(others) == 1
+
+
 async def test_a_pipe_is_not_written_and_nobody_waits_for_its_reader(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "alerts")
     with pytest.raises(SinkError, match="EINVAL"):
