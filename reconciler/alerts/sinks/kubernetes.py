@@ -22,6 +22,8 @@ _COMPONENT: Final = "bypassd"
 _PATCH: Final = "application/merge-patch+json"
 _LONGEST_NAME: Final = 253
 _LONGEST_NOTE: Final = 1024
+"""Bytes: a longer one, and of the instance a longer name, is refused for good in events.k8s.io/v1."""
+_LONGEST_INSTANCE: Final = 128
 
 
 class EventApi(StrEnum):
@@ -109,9 +111,9 @@ class KubernetesSink(AlertSink):
             "metadata": {"name": self._name(notice), "namespace": namespace},
             "reason": reason,
             "type": "Normal" if notice.has_ended or alert.severity is Severity.INFO else "Warning",
-            "reportingInstance": self._node,
+            "reportingInstance": self._node[:_LONGEST_INSTANCE],
         }
-        message = alert.summary if len(alert.summary) <= _LONGEST_NOTE else f"{alert.summary[: _LONGEST_NOTE - 1]}…"
+        message = _note(alert.summary)
         if self._config.api is EventApi.EVENTS:
             return {
                 **common,
@@ -137,7 +139,7 @@ class KubernetesSink(AlertSink):
         if self._config.api is EventApi.EVENTS:
             # The only field that may change there.
             return {"series": {"count": max(2, notice.count), "lastObservedTime": _micro(notice.last_s)}}
-        return {"count": notice.count, "lastTimestamp": _whole(notice.last_s), "message": notice.alert.summary}
+        return {"count": notice.count, "lastTimestamp": _whole(notice.last_s), "message": _note(notice.alert.summary)}
 
     def _about(self, notice: Incident) -> dict[str, str]:
         labels = {**notice.alert.labels, **notice.labels}
@@ -150,6 +152,13 @@ class KubernetesSink(AlertSink):
     def _name(self, notice: Incident) -> str:
         tail = f".{notice.id}{'-over' if notice.has_ended else ''}"
         return self._about(notice)["name"][: _LONGEST_NAME - len(tail)].rstrip(".-") + tail
+
+
+def _note(text: str) -> str:
+    content = text.encode(errors="replace")
+    if len(content) <= _LONGEST_NOTE:
+        return text
+    return f"{content[: _LONGEST_NOTE - len('…'.encode())].decode(errors='ignore')}…"
 
 
 def _whole(at_s: float) -> str:

@@ -344,6 +344,16 @@ async def test_more_of_the_same_counts_the_event_up_and_one_that_has_expired_is_
     assert (pairs[0][0].endswith(f"/events/n1.{again.id}"), pairs[0][1], error) == (True, change, None)
 
 
+@pytest.mark.parametrize("api", list(EventApi))
+async def test_an_event_keeps_to_what_the_api_server_accepts_in_bytes(
+    nursery: trio.Nursery, api: EventApi, idle_clock: MockClock
+) -> None:
+    pairs, _ = await events(nursery, [Reply(status="409 Conflict"), Reply(b"{}")], notice(summary="é" * 700), api=api)
+    texts = [text for _, body in pairs for name in ("message", "note") if (text := body.get(name)) is not None]
+    assert texts == ["é" * 510 + "…"] * (2 if api is EventApi.CORE else 1)
+    assert len(texts[0].encode()) <= 1024
+
+
 async def test_one_that_is_there_already_after_a_crash_is_counted_and_not_made_twice(
     nursery: trio.Nursery, idle_clock: MockClock
 ) -> None:
