@@ -4,7 +4,7 @@
 #   install.sh [--prefix DIR] [--start] [--dry-run]     install or upgrade; again: nothing is changed
 #   install.sh --uninstall [--purge] [--dry-run]        restore every changed file, then remove
 #
-#   --prefix DIR   where the tree goes (default /opt/bypassd); an absolute path without spaces
+#   --prefix DIR   where the tree goes (default: where it is installed, else /opt/bypassd); an absolute path without spaces
 #   --root DIR     install below this directory, for images; nothing is started or restored
 #   --start        enable and start the service (it observes until the configuration says enforce)
 #   --purge        with --uninstall: remove configuration and state too
@@ -19,6 +19,7 @@ set -eu
 umask 022
 
 prefix=/opt/bypassd
+chosen=no
 root=
 start=no
 purge=no
@@ -30,8 +31,8 @@ while [ $# -gt 0 ]; do
     --prefix | --root) [ $# -gt 1 ] && [ -n "$2" ] || usage "$1: expected a directory" ;;
     esac
     case $1 in
-    --prefix) shift; prefix=$1 ;;
-    --prefix=*) prefix=${1#*=} ;;
+    --prefix) shift; prefix=$1 chosen=yes ;;
+    --prefix=*) prefix=${1#*=} chosen=yes ;;
     --root) shift; root=$1 ;;
     --root=*) root=${1#*=} ;;
     --start) start=yes ;;
@@ -49,8 +50,14 @@ case $prefix in
     usage "--prefix $prefix: expected an absolute path of letters, digits, / . _ - without a final /" ;;
 esac
 here=$(cd "$(dirname "$0")" && pwd)
-tree=$root$prefix
 units=$root/etc/systemd/system
+# The place of an installation: its unit has it.
+found=
+if [ -f "$units/bypassd.service" ]; then
+    found=$(sed -n 's|^ExecStart=\(/[A-Za-z0-9/._-]*\)/bin/bypassd run.*|\1|p' "$units/bypassd.service")
+fi
+if [ -n "$found" ] && [ $chosen = no ]; then prefix=$found; fi
+tree=$root$prefix
 config=$root/etc/bypassd
 programs="bypassd bypassctl state-dump"
 manuals="man8/bypassd.8 man1/bypassctl.1 man1/state-dump.1"
@@ -94,7 +101,12 @@ unlink() {
     if [ "$(readlink "$2" 2>/dev/null || true)" = "$1" ]; then run rm -f "$2"; fi
 }
 
+# Two trees would share one unit, and the values of the first would be left behind.
+check_place() {
+    [ -z "$found" ] || [ "$found" = "$prefix" ] || fail "it is installed in $found: leave out --prefix, or remove it first: $found/install.sh --uninstall"
+}
 check() {
+    check_place
     [ "$(uname -s)" = Linux ] || fail "expected Linux; this is $(uname -s)"
     [ "$(uname -m)" = x86_64 ] || fail "expected x86_64; this is $(uname -m)"
     [ -n "$root" ] || [ $dry = yes ] || [ "$(id -u)" = 0 ] || fail "run as root"
@@ -142,10 +154,11 @@ install_files() {
 
 # The tree and the unit from before this run, if there were any.
 back() {
-    [ $replaced = yes ] || return 0
-    replaced=no
-    if [ -e "$tree" ]; then rm -rf "$tree.new" && mv "$tree" "$tree.new"; fi
-    mv "$tree.old" "$tree"
+    if [ $replaced = yes ]; then
+        replaced=no
+        if [ -e "$tree" ]; then rm -rf "$tree.new" && mv "$tree" "$tree.new"; fi
+        mv "$tree.old" "$tree"
+    fi
     if [ -f "$scratch/unit.old" ]; then put "$scratch/unit.old" "$units/bypassd.service" 644; fi
 }
 finish() {
@@ -153,6 +166,13 @@ finish() {
     if [ $code != 0 ] && [ $dry = no ]; then back && rm -rf "$tree.new"; fi
     rm -rf "$scratch"
     exit $code
+}
+
+# What is installed does not start: with a tree from before, that one again.
+undo() {
+    [ $replaced = yes ] || fail "it does not start: see journalctl -u bypassd"
+    back && rm -rf "$tree.new"
+    systemctl daemon-reload
 }
 
 install() {
@@ -168,19 +188,22 @@ install() {
     if systemd && [ $changed = yes ]; then run systemctl daemon-reload; fi
     if [ $was = yes ] && [ $changed = yes ]; then
         run systemctl restart bypassd.service || {
-            [ $replaced = yes ] || fail "it does not start: see journalctl -u bypassd"
-            back && rm -rf "$tree.new"
-            systemctl daemon-reload
+            undo
             systemctl restart bypassd.service || fail "neither the new version nor the one before starts"
             fail "the new version does not start: see journalctl -u bypassd; the one before runs again"
         }
     fi
-    replaced=no
-    if [ -e "$tree.old" ]; then run rm -rf "$tree.old"; fi
     if [ $start = yes ] && systemd; then
         systemctl is-enabled --quiet bypassd.service || run systemctl enable bypassd.service
-        runs || run systemctl start bypassd.service
+        runs || run systemctl start bypassd.service || {
+            undo
+            systemctl stop bypassd.service || true
+            fail "the new version does not start: see journalctl -u bypassd; the one before is in place, and stopped as it was"
+        }
     fi
+    replaced=no
+    rm -f "$scratch/unit.old"
+    if [ -e "$tree.old" ]; then run rm -rf "$tree.old"; fi
     if [ $dry = no ] && [ -z "$root" ]; then
         "$tree/bin/bypassctl" doctor || say "doctor has found something that this node lacks (above)"
     fi
@@ -188,26 +211,32 @@ install() {
     if ! runs; then say "not running; to start it: systemctl enable --now bypassd"; fi
 }
 
-# Whether there is a store, where the configuration says; if that cannot be read, restore says what is wrong.
+# Whether there is a store, where the configuration says; if that cannot be read, restore says what is wrong. A path with
+# a space is in quotes.
 wrote() {
-    store=$("$tree/bin/bypassctl" config show store.path | sed -n 's/^store\.path = \([^ ]*\).*/\1/p') || return 0
+    store=$("$program" config show store.path | sed -n 's/^store\.path = "\{0,1\}\(\/[^"\]*[^"\ ]\)"\{0,1\}   \[.*/\1/p') || return 0
     [ -z "$store" ] || [ -e "$store" ] || [ -e "$store.copy" ]
 }
 
 uninstall() {
     if [ -z "$root" ] && [ $dry = no ] && [ "$(id -u)" != 0 ]; then fail "run as root"; fi
     if [ ! -e "$tree" ] && [ ! -e "$units/bypassd.service" ]; then say "nothing to do: not installed"; exit 0; fi
+    check_place
     [ ! -e "$tree" ] || [ -f "$tree/share/bypassd/build-id" ] || fail "$tree is no installation of bypassd"
+    # A tree that somebody has deleted is no reason to leave its values: the tarball has the program, too.
+    program=$tree/bin/bypassctl
+    [ -x "$program" ] || program=$here/bin/bypassctl
+    [ -n "$root" ] || [ -x "$program" ] || fail "no bypassctl to restore with, in $tree or $here: run it in the unpacked tarball"
     if runs; then run systemctl stop bypassd.service; fi
-    if [ -z "$root" ] && [ -x "$tree/bin/bypassctl" ]; then
+    if [ -z "$root" ]; then
         if wrote; then
-            run "$tree/bin/bypassctl" restore || {
+            run "$program" restore || {
                 echo "install.sh: not every file could be restored (above); nothing was removed" >&2
                 exit 3
             }
         elif [ -d "${store%/*}/prove" ]; then
             # No value was written. Groups that a killed doctor --prove left are removed too, and are no reason to stay.
-            run "$tree/bin/bypassctl" restore || true
+            run "$program" restore || true
         fi
     fi
     if systemd && systemctl is-enabled --quiet bypassd.service 2>/dev/null; then run systemctl disable bypassd.service; fi

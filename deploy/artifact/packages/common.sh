@@ -35,9 +35,10 @@ refuse_tarball() {
     }
 }
 
-# Whether there is a store, where the configuration says; if that cannot be read, restore says what is wrong.
+# Whether there is a store, where the configuration says; if that cannot be read, restore says what is wrong. A path with
+# a space is in quotes.
 wrote() {
-    store=$("$program" config show store.path | sed -n 's/^store\.path = \([^ ]*\).*/\1/p')
+    store=$("$program" config show store.path | sed -n 's/^store\.path = "\{0,1\}\(\/[^"\]*[^"\ ]\)"\{0,1\}   \[.*/\1/p')
     [ -z "$store" ] || [ -e "$store" ] || [ -e "$store.copy" ]
 }
 
