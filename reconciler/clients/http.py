@@ -9,6 +9,7 @@ Longer than other modules because a session, its connections and the errors of b
 import logging
 import math
 import os
+import re
 import socket
 import ssl
 import string
@@ -46,6 +47,9 @@ _MOST_WAITS: Final = 10
 """A response in parts may take this many times the peer's timeout in all."""
 # Of a response that is read for its message and not for its data.
 _MOST_KEPT: Final = 8 * 1024
+_NO_SECRETS: Final = frozenset({"accept", "content-type", "user-agent"})
+_BETWEEN: Final = re.compile("[/?&=]")
+_SHORTEST_SECRET: Final = 6
 _NO_HEADER: Final = "invalid character in a request header"
 _KEEPALIVE_S: Final = 120.0
 _CLOSE_S: Final = 1.0
@@ -111,10 +115,29 @@ class HttpResponse(Struct, frozen=True, kw_only=True):
 
 
 class _Request(NamedTuple):
+    """``shown`` replaces the path in messages, if that contains a secret."""
+
     method: str
     path: str
-    body: bytes | None
-    headers: Mapping[str, str]
+    body: bytes | None = None
+    headers: Mapping[str, str] = {}
+    shown: str | None = None
+
+    @property
+    def what(self) -> str:
+        """Before a message."""
+        return f"{self.path}: " if self.shown is None else f"{self.method} {self.shown}".rstrip() + ": "
+
+    def secrets(self, token: str | None) -> list[str]:
+        """What a server's message about a request that it refuses may quote, and nobody may see; the longest first."""
+        found = {token or ""}
+        for name, value in self.headers.items():
+            if name.lower() not in _NO_SECRETS:
+                found |= {value, *value.split()}
+        if self.shown is not None:
+            path, _, query = self.path.partition("?")
+            found |= {self.path, path, query, *_BETWEEN.split(self.path)} - {self.shown, *_BETWEEN.split(self.shown)}
+        return sorted((text for text in found if len(text) >= _SHORTEST_SECRET), key=len, reverse=True)
 
     def fields(self, host: str, token: str | None) -> list[tuple[bytes, bytes]]:
         """The header as it is sent; what the asker gives wins. Errors: `ValueError` for what no header can hold."""
@@ -178,8 +201,7 @@ class HttpSession:
         ``take`` needs does not count: it depends on what the answer holds, and no more of it would come sooner.
         Errors: as `get`, but for the length: `_LONGEST_READ` bytes. ``take`` may have had a part before.
         """
-        request = _Request("GET", path, None, {})
-        self._check(path, await self._within(request, _what("GET", path, None), take=take, in_parts=True))
+        self._check(path, await self._within(_Request("GET", path), take=take, in_parts=True))
 
     async def stream(
         self,
@@ -191,8 +213,7 @@ class HttpSession:
         shown: str | None = None,
     ) -> HttpResponse:
         """As `exchange`, but ``take`` gets the body of a success as it arrives; the answer has none then."""
-        request = _Request(method, path, None, headers or {})
-        return await self._within(request, _what(method, path, shown), take=take)
+        return await self._within(_Request(method, path, headers=headers or {}, shown=shown), take=take)
 
     async def follow(
         self,
@@ -209,7 +230,7 @@ class HttpSession:
         ``longest_s`` all waits together. ``begun`` is called when a success starts. Errors: `SourceError`, also when
         one of these has passed.
         """
-        request = _Request("GET", path, None, {})
+        request = _Request("GET", path)
         what = f"{path.partition('?')[0]}: "
         waits: _Waits | None = None
         try:
@@ -244,13 +265,12 @@ class HttpSession:
         ``shown`` replaces the path in messages, if that contains a secret. Errors: `SourceError` without a whole
         response: unreachable, silent, broken off.
         """
-        request = _Request(method, path, body, headers or {})
-        return await self._within(request, _what(method, path, shown), keep=most, timeout_s=timeout_s)
+        request = _Request(method, path, body, headers or {}, shown)
+        return await self._within(request, keep=most, timeout_s=timeout_s)
 
     async def _within(
         self,
         request: _Request,
-        what: str,
         *,
         keep: int = _MOST_KEPT,
         timeout_s: float | None = None,
@@ -268,13 +288,13 @@ class HttpSession:
                 if in_parts and take is not None:
                     waits = _Waits(scope, patience_s, take, patience_s * _MOST_WAITS)
                     take = waits.take
-                return await self._ask(request, what, keep, take)
+                return await self._ask(request, request.what, keep, take)
         except trio.TooSlowError as exc:
             await self.aclose()
             late = "no answer" if waits is None or not waits.parts else "incomplete answer"
             if waits is not None and waits.used_up:
                 late, patience_s = "incomplete answer", patience_s * _MOST_WAITS
-            raise self._silent(f"{what}{late} within {duration(patience_s)}") from exc
+            raise self._silent(f"{request.what}{late} within {duration(patience_s)}") from exc
 
     async def _ask(
         self,
@@ -329,9 +349,9 @@ class HttpSession:
                         raise self._error(f"{what}the answer is larger than {size(_LONGEST_READ)}")
                 else:
                     body = await _body(answer.aiter_stream(), keep)
-                if not good and token:
-                    # A server's message about a request that it refuses may quote it, and is shown.
-                    body = body.replace(token.encode(), MASK.encode())
+                if not good:
+                    for secret in request.secrets(token):
+                        body = body.replace(secret.encode(), MASK.encode())
                 return HttpResponse(
                     status=answer.status,
                     headers=_by_name(answer.headers),
@@ -473,10 +493,6 @@ class _Waits:
         await self._take(part)
         self._since = trio.current_time()
         self._scope.deadline = self._since + min(self._patience_s, self._left_s)
-
-
-def _what(method: str, path: str, shown: str | None) -> str:
-    return f"{path}: " if shown is None else f"{method} {shown}".rstrip() + ": "
 
 
 def retry_after_s(text: str | None, now_s: float) -> float | None:

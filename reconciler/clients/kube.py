@@ -24,6 +24,7 @@ from reconciler.runtime.stints import in_worker
 
 _MOST: Final = 64 * 1024
 _LISTED_BYTES: Final = 512 * 1024
+_LONGEST_WORDS: Final = 200
 _ALIVE: Final = "/version"
 """Granted to every client (system:public-info-viewer); /livez/ping is not, and a refusal a minute is in audit logs."""
 
@@ -103,6 +104,11 @@ def status_of(answer: HttpResponse) -> ApiStatus:
     except ValueError:
         return ApiStatus()
     return status if status.kind == "Status" else ApiStatus()
+
+
+def words_of(answer: HttpResponse, status: ApiStatus) -> str:
+    """What the API server, or a proxy, says of a refusal: one line of bounded length."""
+    return " ".join((status.message or answer.excerpt).split())[:_LONGEST_WORDS]
 
 
 async def absence_of(

@@ -17,14 +17,13 @@ from cgroupfs.bounded import decoded
 from cgroupfs.errors import SourceError
 from reconciler.clients.api_identity import NAME
 from reconciler.clients.http import HttpResponse
-from reconciler.clients.kube import KubeApi, status_of, wait_s_of
+from reconciler.clients.kube import KubeApi, status_of, wait_s_of, words_of
 from reconciler.clients.managed_fields import MANAGER, ManagedField, owners
 
 _LARGEST: Final = 2 << 20
 """A node has up to 50 images and as many annotations as its owners like; etcd takes 1.5 MiB."""
 _MOST: Final = 256
 _MOST_NAMES: Final = 3
-_LONGEST_MESSAGE: Final = 200
 _TIMEOUT_S: Final = 5.0
 _CONFLICT: Final = frozenset({409, 422})
 """Another resourceVersion or uid; a test of a JSON patch that has failed."""
@@ -230,8 +229,7 @@ class NodeClient:
         if answer.ok:
             return answer
         status = status_of(answer)
-        text = " ".join((status.message or answer.excerpt).split())[:_LONGEST_MESSAGE]
-        message = f"{method} {path}: HTTP {answer.status} {text}".rstrip()
+        message = f"{method} {path}: HTTP {answer.status} {words_of(answer, status)}".rstrip()
         if answer.status == 404 and status.is_absent("nodes", self._name):
             raise NodeAbsentError(NAME, message)
         if answer.status in _CONFLICT and method == "PATCH":

@@ -23,7 +23,7 @@ from cgroupfs.bounded import decoded, is_shallow
 from cgroupfs.errors import SourceError
 from reconciler.clients.api_identity import NAME
 from reconciler.clients.http import HttpResponse
-from reconciler.clients.kube import Absence, KubeApi, absence_of, status_of, wait_s_of
+from reconciler.clients.kube import Absence, KubeApi, absence_of, status_of, wait_s_of, words_of
 from reconciler.runtime.stints import in_worker
 from state.printable import printable
 
@@ -217,9 +217,8 @@ class SettingsClient:
 
 def _refusal(answer: HttpResponse, path: str) -> SettingsAnswerError:
     status = status_of(answer)
-    text = printable(" ".join((status.message or answer.excerpt).split()), _LONGEST_MESSAGE)
     return SettingsAnswerError(
-        f"GET {path}: HTTP {answer.status} {text}".rstrip(),
+        f"GET {path}: HTTP {answer.status} {printable(words_of(answer, status))}".rstrip(),
         wait_s=wait_s_of(answer, status, time.time()),
         denied=answer.status in {401, 403},
     )

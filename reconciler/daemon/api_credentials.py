@@ -245,12 +245,11 @@ class ApiCredentials:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
                 await session.aclose()
         if not answer.ok:
-            from reconciler.clients.kube import status_of, wait_s_of  # most nodes have no credentials
+            from reconciler.clients.kube import status_of, wait_s_of, words_of  # most nodes have no credentials
 
             status = status_of(answer)
-            message = " ".join((status.message or answer.excerpt).split())[:200]
             raise _RenewalError(
-                f"HTTP {answer.status} {message}".rstrip(),
+                f"HTTP {answer.status} {words_of(answer, status)}".rstrip(),
                 refused=answer.status < 500 and answer.status != 429,
                 wait_s=wait_s_of(answer, status, self._clock()) or 0.0,
             )

@@ -86,14 +86,14 @@ class KubernetesSink(AlertSink):
     @staticmethod
     def _check(answer: "HttpResponse", method: str, path: str) -> None:
         from reconciler.alerts.sinks.http import check
-        from reconciler.clients.kube import status_of, wait_s_of
+        from reconciler.clients.kube import status_of, wait_s_of, words_of
 
         status = status_of(answer)
         if answer.status == 404 or (answer.status == 403 and status.has_cause("NamespaceTerminating")):
             raise SinkError(f"{method} {path}: the namespace does not exist", permanent=True)
         wait_s = wait_s_of(answer, status, time.time())
         if not answer.ok and wait_s is not None and "retry-after" not in answer.headers:
-            said = status.message or answer.excerpt
+            said = words_of(answer, status)
             raise SinkError(f"{method} {path}: HTTP {answer.status} {said}", retry_after_s=wait_s)
         check(answer, f"{method} {path}")
 

@@ -119,6 +119,21 @@ async def test_what_a_server_answers_is_one_clear_error_without_the_urls_secrets
     assert (error.retry_after_s, error.permanent) == (wait_s, permanent)
 
 
+async def test_a_server_that_quotes_the_request_shows_nothing_secret_of_it(
+    nursery: trio.Nursery, tmp_path: Path, idle_clock: MockClock
+) -> None:
+    quoted = b"POST /am/hook-key?token=query-key: no hook-key, query-key, Basic bWU6cGFzcy13b3Jk, from-file, core"
+    port = await nursery.start(HttpPeer([Reply(quoted, status="404 No")]).serve)
+    (tmp_path / "key").write_text("from-file\n")
+    section = WebhookSinkConfig(
+        url=f"http://me:pass-word@127.0.0.1:{port}/am/hook-key?token=query-key",
+        headers={"X-Team": "core"},
+        header_files={"X-Key": str(tmp_path / "key")},
+    )
+    error = await sent(sink("webhook", section), notice())
+    assert str(error) == f"http://127.0.0.1:{port}: POST /***: HTTP 404 POST ***: no ***, ***, ***, ***, core"
+
+
 async def test_nobody_there_is_an_error_and_the_sink_works_when_there_is(
     nursery: trio.Nursery, idle_clock: MockClock
 ) -> None:
@@ -369,6 +384,15 @@ async def test_one_that_is_there_already_after_a_crash_is_counted_and_not_made_t
         (Reply(status="500 No"), "HTTP 500", None, False),
         (Reply(hang_s=60), "no answer within 500 ms", None, False),
         (
+            Reply(
+                b'{"kind":"Status","message":"%s","details":{"retryAfterSeconds":7}}' % (b"late " * 999),
+                status="429 Slow",
+            ),
+            "HTTP 429 late late",
+            7.0,
+            False,
+        ),
+        (
             Reply(b'{"kind":"Status","message":"later","details":{"retryAfterSeconds":7}}', status="429 Slow"),
             "HTTP 429 later",
             7.0,
@@ -391,4 +415,5 @@ async def test_what_the_api_server_refuses(
     _, error = await events(nursery, [reply], notice())
     assert error is not None
     assert words in str(error)
+    assert len(str(error)) < 400
     assert (error.retry_after_s, error.permanent) == (wait_s, permanent)
