@@ -6,6 +6,7 @@ a node that needs no HTTP does not pay. Every failure becomes one `SourceError` 
 Longer than other modules because a session, its connections and the errors of both share one library and its limits.
 """
 
+import errno
 import logging
 import math
 import os
@@ -432,10 +433,10 @@ class HttpSession:
                     context.check_hostname = False
                     context.verify_mode = ssl.CERT_NONE
                 if (cert := path_of(peer.cert_file)) is not None:
-                    context.load_cert_chain(cert, path_of(peer.key_file))
+                    context.load_cert_chain(cert, path_of(peer.key_file), _no_pass_phrase)
                 elif peer.inline.cert:
                     both = f"{peer.inline.cert}\n{peer.inline.key or ''}".encode()
-                    context.load_cert_chain(held.enter_context(_in_memory(both)))
+                    context.load_cert_chain(held.enter_context(_in_memory(both)), password=_no_pass_phrase)
         except OSError as exc:
             files = ", ".join(path for path in (peer.ca_file, peer.cert_file, peer.key_file) if path)
             files = files or "the certificates given"
@@ -573,6 +574,11 @@ async def _pass_on(stream: AsyncGenerator[bytes], take: Take) -> bool:
                 return False
             await take(chunk)
     return True
+
+
+def _no_pass_phrase() -> str:
+    """In place of OpenSSL's prompt on a terminal, for which a worker thread would wait without an end."""
+    raise OSError(errno.EINVAL, "the key has a pass phrase; expected one without")
 
 
 @contextmanager

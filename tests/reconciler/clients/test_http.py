@@ -259,6 +259,23 @@ async def test_a_servers_own_certificate_is_trusted_without_its_issuers_and_no_o
     assert len(server.requests) == own
 
 
+@pytest.mark.parametrize("inline", [False, True])
+async def test_a_key_with_a_pass_phrase_is_an_error_and_nobody_is_asked_for_it(tmp_path: Path, inline: bool) -> None:
+    files = [str(tmp_path / name) for name in ("cert", "key")]
+    subject = ("req", "-x509", "-newkey", "rsa:2048", "-passout", "pass:secret", "-subj", "/CN=x")
+    command = ("openssl", *subject, "-out", files[0], "-keyout", files[1])
+    await trio.run_process(command, capture_stdout=True, capture_stderr=True)
+    texts = [Path(name).read_text() for name in files]
+    given = (
+        {"inline": InlineCredentials(cert=texts[0], key=texts[1])}
+        if inline
+        else {"cert_file": files[0], "key_file": files[1]}
+    )
+    async with HttpSession(HttpEndpoint(name="x", url="https://127.0.0.1:1", timeout_s=60, **given)) as session:  # type: ignore[arg-type]
+        with pytest.raises(SourceError, match="the key has a pass phrase; expected one without"):
+            await session.get("/")
+
+
 @pytest.mark.parametrize("secure", [False, True])
 async def test_no_token_and_no_certificate_goes_to_a_server_that_is_not_verified(
     nursery: trio.Nursery, tmp_path: Path, secure: bool, idle_clock: MockClock
