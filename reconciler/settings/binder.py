@@ -6,7 +6,7 @@ setting), and each section is converted.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Final, Generic, NamedTuple, TypeVar, final
 
 import msgspec
@@ -286,13 +286,18 @@ class _Binder:
     def __init__(self, prune: Callable[[Node], Node] | None = None) -> None:
         self._prune = prune
         self.problems: list[ConfigProblem] = []
-        # Settings without a usable value. An unknown key is a problem, but takes nothing from its section.
-        self._lost: list[str] = []
+        self._refused: set[str] = set()
+        """Settings without a usable value, and all above them ("": the whole).
+
+        An unknown key is a problem, but takes nothing from its section.
+        """
+        self._lost = False
+        """Whether one of them is not within an entry of a list."""
 
     def fresh(self) -> "_Binder":
         """One with the same settings refused, and no problems yet."""
         binder = _Binder(self._prune)
-        binder._lost = list(self._lost)
+        binder._lost, binder._refused = self._lost, set(self._refused)
         return binder
 
     def read(self, text: Text, schema: Schema, *, largest: int = MAX_BYTES) -> _Checked | None:
@@ -385,19 +390,22 @@ class _Binder:
 
     def usable(self, checked: _Checked, path: str = "") -> _Checked | None:
         """A checked value without the list entries that have a problem; None where something else was refused."""
-        bad = [problem.path for problem in self.problems]
-        # An entry of a list has its index in its path.
-        if "" in bad or any("[" not in lost for lost in self._lost):
+        if self._lost or any(not problem.path for problem in self.problems):
             return None
+        return self._usable(checked, path, {part for problem in self.problems for part in _with_above(problem.path)})
+
+    def _usable(self, checked: _Checked, path: str, bad: Collection[str]) -> _Checked:
         if isinstance(checked.value, dict):
-            inner = {key: self.usable(value, f"{path}.{key}" if path else key) for key, value in checked.value.items()}
+            inner = {
+                key: self._usable(value, f"{path}.{key}" if path else key, bad) for key, value in checked.value.items()
+            }
             return _Checked(inner, checked.at)
         if isinstance(checked.value, list):
             # An unknown key counts here: without it an entry may apply to more than was meant.
             kept = [
                 entry
                 for index, entry in enumerate(checked.value)
-                if entry is not None and not any(name.startswith(f"{path}[{index}]") for name in bad)
+                if entry is not None and f"{path}[{index}]" not in bad
             ]
             return _Checked(kept, checked.at)
         return checked
@@ -432,9 +440,9 @@ class _Binder:
             name = f"{path}.{key}" if path else key
             if key in content:
                 values[key] = self.make(content[key], field.schema, name, secret=field.secret)
-            elif field.required and not self._refused(name):
+            elif field.required and name not in self._refused:
                 self._bad(checked.at, path, f"missing key {key!r}{_hint(field)}")
-        if self._refused(path):
+        if path in self._refused:
             # Its own check would complain about what is missing only because it has been refused.
             return None
         assert schema.struct is not None
@@ -456,12 +464,15 @@ class _Binder:
         # A struct's own check may quote what was written.
         message = message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}..."
         self.problems.append(ConfigProblem(at, path, message))
-        self._lost.append(path)
+        self._lost = self._lost or "[" not in path
+        self._refused.update(_with_above(path))
 
-    def _refused(self, path: str) -> bool:
-        """Whether something at ``path`` or below it has no usable value."""
-        inside = (f"{path}.", f"{path}[")
-        return any(not path or lost == path or lost.startswith(inside) for lost in self._lost)
+
+def _with_above(path: str) -> Iterator[str]:
+    """A path and all above it, such as ``a[0]``, ``a`` and "" of ``a[0].b``."""
+    yield ""
+    yield path
+    yield from (path[:at] for at, char in enumerate(path) if char in ".[")
 
 
 def _hint(field: FieldSchema) -> str:
