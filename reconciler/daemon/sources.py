@@ -25,6 +25,7 @@ from reconciler.pods.classify import merge_rules
 from reconciler.pods.marks import MarkReader, ReadKeys
 from reconciler.pods.metadata import Metadata
 from reconciler.pods.selectors import ClassOverride, ClassRules
+from reconciler.runtime.format import first_of
 from reconciler.runtime.own_process import Creations
 from reconciler.runtime.safe_files import FileRule
 from reconciler.runtime.stints import in_worker
@@ -40,6 +41,9 @@ from reconciler.sources.outside import groups_outside, outside_status
 from reconciler.sources.runtime_signal import RuntimeEvents
 from reconciler.sources.tree import TreeSource
 from state.model import CpuPolicy, Hold, KubeletView, Pod, PodClass, SourceStatus
+
+_SHOWN: Final = 10
+"""Problems of one file that are named."""
 
 
 @final
@@ -88,7 +92,7 @@ class OperatorFiles:
         rules = configured
         if self._operator is not None:
             overrides = self._operator.read()
-            self._note("operator's file", "; ".join(overrides.problems))
+            self._note("operator's file", first_of(overrides.problems, _SHOWN))
             rules = merge_rules(configured, overrides.overrides)
         freed = tuple(
             ClassOverride(uid=hold.target.removeprefix(OFF), pod_class=PodClass.SHARED, origin="bypassctl off")
@@ -110,7 +114,7 @@ class OperatorFiles:
         except SourceError as exc:
             self._note("manifests", str(exc))
             return False
-        self._note("manifests", "; ".join(manifests.problems))
+        self._note("manifests", first_of(manifests.problems, _SHOWN))
         names = {uid: (pod.namespace or "", pod.name or "") for uid, pod in pods.items()}
         before = dict(metadata.manifests)
         metadata.set_manifests(resolve(manifests.found, names, self._place.kubelet.node_name))
