@@ -80,6 +80,12 @@ class _Record:
     def waits(self) -> bool:
         return self.due_at < math.inf
 
+    @property
+    def is_news(self) -> bool:
+        """Whether the sink has not had the incident as it is now: it never had it, or it was milder, or has ended."""
+        notice = self.notice
+        return self.told_at is None or notice.has_ended or notice.alert.severity.rank > self.loudest
+
 
 @final
 class Outbox:
@@ -152,9 +158,13 @@ class Outbox:
         """When `take` has something; infinity for nothing."""
         if self._flying:
             return math.inf
-        due = [record.due_at for record in self._records.values() if record.waits]
-        soon = sum(at <= now + self.rules.batch_delay_s for at in due)
-        return now if soon >= self.rules.batch_size else min([*due, self._storm_at])
+        due = [record for record in self._records.values() if record.waits]
+        reach = now + self.rules.batch_delay_s
+        # What is sent again has its own time: of enough of it each delivery would be followed by the next at once.
+        soon = sum(record.due_at <= reach and record.is_news for record in due)
+        if soon >= self.rules.batch_size:
+            return now
+        return min([*(record.due_at for record in due), self._storm_at])
 
     def take(self, now: float, most: int | None = None) -> tuple[Incident, ...]:
         """The alerts to send now, the longest due first; empty when none is.
@@ -246,9 +256,7 @@ class Outbox:
 
     def _due(self, record: _Record, now: float) -> float:
         alert = record.notice.alert
-        news = record.told_at is None or record.notice.has_ended or alert.severity.rank > record.loudest
-        if not news:
-            assert record.told_at is not None
+        if record.told_at is not None and not record.is_news:
             return max(now, record.told_at + self.rules.repeat_s)
         return now if alert.severity is Severity.CRITICAL else now + self.rules.batch_delay_s
 

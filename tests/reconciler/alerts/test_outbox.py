@@ -112,6 +112,22 @@ def test_a_state_whose_end_the_sink_does_not_get_is_not_sent_again_after_it() ->
     assert (run(outbox, 63), run(outbox, 123)) == ([("told", 1)], [("told", 1)]), "another state of this name"
 
 
+def test_what_is_sent_again_later_fills_no_batch_that_goes_at_once() -> None:
+    incidents = Incidents(3600)
+    outbox = Outbox("s", SinkRules(batch_size=2, batch_delay_s=60, resend_s=30, repeat_s=30))
+    for key in ("a", "b"):
+        outbox.offer(incidents.take(alert(key, AlertKind.SOURCE)), 0)
+    assert run(outbox, 0) == [("a", 1), ("b", 1)]
+    assert outbox.next_at(0) == 30
+    outbox.offer(incidents.take(alert("a", AlertKind.SOURCE, at_s=1001.0)), 1)
+    outbox.offer(incidents.take(alert("event")), 2)
+    assert outbox.next_at(2) == 30
+    assert run(outbox, 30) == [("a", 2), ("b", 1)]
+    assert outbox.next_at(30) == 60
+    outbox.offer(incidents.take(alert("another")), 31)
+    assert outbox.next_at(31) == 31, "two that are new"
+
+
 def test_durable_alerts_of_years_leave_no_times_behind() -> None:
     outbox = Outbox("s", SinkRules(batch_delay_s=0))
     for number in range(200):
