@@ -130,7 +130,7 @@ class _Request(NamedTuple):
         return f"{self.path}: " if self.shown is None else f"{self.method} {self.shown}".rstrip() + ": "
 
     def secrets(self, token: str | None) -> list[str]:
-        """What a server's message about a request that it refuses may quote, and nobody may see; the longest first."""
+        """What a server's refusal may quote of the request, and no message may show; the longest first."""
         found = {token or ""}
         for name, value in self.headers.items():
             if name.lower() not in _NO_SECRETS:

@@ -116,11 +116,13 @@ def install(host: Host, prefix: str) -> None:
 def test_an_installation_elsewhere_is_restored_and_removed_without_its_prefix(host: Host) -> None:
     install(host, "/srv/bypassd")
     state(host.root / "srv/my state", ("state.db",))
-    given = {"STORE": '"/srv/my state/state.db"'}
-    said = host.run("/srv/bypassd/install.sh", "--uninstall", "--purge", "--prefix", "/opt/bypassd", code=1, **given)
+    store = '"/srv/my state/state.db"'
+    said = host.run(
+        "/srv/bypassd/install.sh", "--uninstall", "--purge", "--prefix", "/opt/bypassd", code=1, STORE=store
+    )
     assert "it is installed in /srv/bypassd" in said
     assert host.has(UNIT)
-    assert "ran restore" in host.run("/srv/bypassd/install.sh", "--uninstall", **given)
+    assert "ran restore" in host.run("/srv/bypassd/install.sh", "--uninstall", STORE=store)
     assert not host.has("srv/bypassd")
     assert not host.has(UNIT)
 

@@ -266,12 +266,12 @@ async def test_a_key_with_a_pass_phrase_is_an_error_and_nobody_is_asked_for_it(t
     command = ("openssl", *subject, "-out", files[0], "-keyout", files[1])
     await trio.run_process(command, capture_stdout=True, capture_stderr=True)
     texts = [Path(name).read_text() for name in files]
-    given = (
-        {"inline": InlineCredentials(cert=texts[0], key=texts[1])}
-        if inline
-        else {"cert_file": files[0], "key_file": files[1]}
-    )
-    async with HttpSession(HttpEndpoint(name="x", url="https://127.0.0.1:1", timeout_s=60, **given)) as session:  # type: ignore[arg-type]
+    peer = HttpEndpoint(name="x", url="https://127.0.0.1:1", timeout_s=60)
+    if inline:
+        peer = replace(peer, inline=InlineCredentials(cert=texts[0], key=texts[1]))
+    else:
+        peer = replace(peer, cert_file=files[0], key_file=files[1])
+    async with HttpSession(peer) as session:
         with pytest.raises(SourceError, match="the key has a pass phrase; expected one without"):
             await session.get("/")
 
