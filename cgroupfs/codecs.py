@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias, final
 
-from cgroupfs.bounded import shown, whole
+from cgroupfs.bounded import digits, shown, whole
 from cgroupfs.cpuset import CpuSet
 
 Row: TypeAlias = Mapping[str, int | str]
@@ -37,6 +37,17 @@ class DeviceLimits:
         if not made:
             raise ValueError("no device has a limit: use None")
         object.__setattr__(self, "_rows", made)
+
+    @classmethod
+    def parse(cls, text: str) -> "DeviceLimits":
+        """Read the form of `str`: ``8:0 rbps=1048576 wbps=max; 8:16 rbps=1``. Errors: `ValueError`."""
+        rows: dict[str, Row] = {}
+        for part in text.split("; "):
+            device, *pairs = part.split(" ")
+            values = (pair.partition("=") for pair in pairs)
+            # A number stays one; a share of time ("95.00") and a word ("auto") stay texts.
+            rows[device] = {key: value if (number := digits(value)) is None else number for key, _, value in values}
+        return cls(rows)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"DeviceLimits is immutable: cannot set {name}")

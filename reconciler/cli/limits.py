@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from cgroupfs.bounded import digits
-from cgroupfs.codecs import DEFAULT_PERIOD_US, Value
+from cgroupfs.codecs import DEFAULT_PERIOD_US, DeviceLimits, Value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError, SourceError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.knobs import CATALOG, Knob
+from cgroupfs.knobs import CATALOG, SETS, Knob
 from cgroupfs.usage import UsageCounters, UsageReader, rates_between
 from reconciler.cli.document import Row
 from reconciler.cli.exits import CliError, Exit
@@ -314,6 +314,13 @@ def wanted_text(knob: Knob, value: Value, version: int) -> str:
     return knob.normal(knob.encode(value, version), version)
 
 
+def _value_of(knob: Knob, stored: int | str | None) -> Value:
+    """The value of a stored setting, whose sets and limits by disk are text. Errors: `ValueError`."""
+    if not isinstance(stored, str):
+        return stored
+    return CpuSet.parse(stored) if knob.name in SETS else DeviceLimits.parse(stored)
+
+
 def _row(fields: Row, titles: Mapping[str, str], hierarchy: Hierarchy, masked_by: Knob | None) -> Row:
     path, uid, cid = fields["path"], fields["pod_uid"], fields["container_id"]
     title = titles.get(uid, uid) if uid else path
@@ -323,9 +330,12 @@ def _row(fields: Row, titles: Mapping[str, str], hierarchy: Hierarchy, masked_by
     text = str(fields["value"])
     state, detail = "missing", f"no {knob.controller} controller with {knob.name} on this node"
     if version is not None and knob.file(version) is not None:
-        value = CpuSet.parse(fields["value"]) if isinstance(fields["value"], str) else fields["value"]
-        text = wanted_text(knob, value, version)
-        state, detail = ("in place", "") if actual == text else ("differs", "")
+        detail = ""
+        try:
+            text = wanted_text(knob, _value_of(knob, fields["value"]), version)
+        except ValueError as exc:
+            detail = f"the stored value cannot be written: {exc}"
+        state = "unreadable" if detail else "in place" if actual == text else "differs"
         if actual is None:
             gone = not os.path.isdir(hierarchy.identity_directory(path))
             state, detail = ("gone", "its group is gone") if gone else ("missing", f"this kernel has no {knob.name}")

@@ -279,6 +279,22 @@ def test_normal_form_survives_a_round_trip_on_every_version(data: st.DataObject)
         assert back == value
 
 
+@given(st.data())
+def test_limits_of_disks_survive_their_text(data: st.DataObject) -> None:
+    keys = dict.fromkeys(("rbps", "wlat", "min"), MAX_BPS)
+    value = data.draw(disks(keys).filter(lambda drawn: drawn is not None))
+    assert DeviceLimits.parse(str(value)) == value
+
+
+def test_limits_of_disks_with_words_survive_their_text() -> None:
+    for model, text in ((False, QOS), (True, "rbps=1 rseqiops=2 rrandiops=3 wbps=4 wseqiops=5 wrandiops=6")):
+        value = at({"8:0": cost_row(text, model=model), "8:16": {"rbps": 1}})
+        assert at.parse(str(value)) == value
+    for text in ("", "8:0", "8:0 ", "sda rbps=1", "0-3"):
+        with pytest.raises(ValueError):
+            CATALOG["io.max"].encode(at.parse(text), 2)
+
+
 @given(st.integers(1, 10_000))
 def test_a_weight_survives_shares_and_back(weight: int) -> None:
     shares = weight_to_shares(weight)

@@ -6,6 +6,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,14 @@ from reconciler.cli.main import main
 from reconciler.config.model import AgentMode
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.table import PoliciesConfig
+from state.schema import SETTINGS
+from state.store import Store, StoreBatch
+from tests.fakes.kernel import Mode
 from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
 from tests.fakes.report import status_report
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
+from tests.reconciler.cli.test_doctor_machine import disk, with_disk
 
 
 def test_status_is_one_screen_of_80_columns(ctl: Run, daemon: FakeDaemon) -> None:
@@ -393,6 +398,34 @@ def test_a_weight_beside_the_idle_class_is_no_difference_for_diff_without_a_daem
     (setting,) = (row for row in diff_of(run, live, "--all") if row["knob"] == "cpu.idle")
     assert (setting["path"], setting["actual"], setting["state"]) == (group(BATCH), "1", "in place")
     assert not diff_of(run, live)
+
+
+@pytest.mark.parametrize("mode", ["v1", "v2"])
+def test_limits_of_disks_are_compared_without_a_daemon(run: Run, tmp_path: Path, mode: Mode) -> None:
+    live = LiveNode(tmp_path, mode)
+    with_disk(live)
+    live.config = replace(live.config, policies=disk("8:0"))
+    live.document()
+    (setting,) = (row for row in diff_of(run, live, "--all") if row["policy"] == "disk" and row["wanted"][:3] == "8:0")
+    assert (setting["wanted"], setting["state"]) == (setting["actual"], "in place")
+    live.write(setting["path"], *(("io", "io.max", "8:0 wbps=max") if mode == "v2" else ("blkio", THROTTLE, "8:0 0")))
+    assert run("diff", "--root", live.root).code == Exit.NOT_OK
+    assert run("why", "batch-7", "--root", live.root).code == Exit.OK
+
+
+def test_a_stored_value_that_no_file_takes_is_one_row_of_diff(run: Run, live: LiveNode) -> None:
+    live.document()
+    with closing(Store(live.store)) as store:
+        key, body = next((key, body) for key, body in store.rows(SETTINGS) if b"cpu.set" in body)
+        batch = StoreBatch()
+        batch.put(SETTINGS, key, msgpack.packb(msgpack.unpackb(body) | {"value": "5-6; x"}))
+        store.apply(batch)
+    (bad,) = diff_of(run, live)
+    assert (bad["knob"], bad["state"], bad["wanted"]) == ("cpu.set", "unreadable", "5-6; x")
+    assert bad["detail"].startswith("the stored value cannot be written: '5-6; x' is not a CPU list")
+
+
+THROTTLE = "blkio.throttle.write_bps_device"
 
 
 def diff_of(run: Run, live: LiveNode, *words: str) -> list[dict[str, Any]]:
