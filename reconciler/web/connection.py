@@ -96,7 +96,6 @@ class Connection:
             request = await self._next_request()
             if request is None:
                 return
-            self._is_head = request.method == b"HEAD"
             self._closes = number == MAX_REQUESTS
             wait_s = self._client.limits.request(self._client.name, trio.current_time())
             if wait_s is None:
@@ -115,6 +114,7 @@ class Connection:
     async def _next_request(self) -> h11.Request | None:
         """The next request with a valid header; None when the peer sends no more."""
         header = bytearray()
+        self._is_head = False
         with trio.move_on_after(IDLE_S) as scope:
             for piece in range(MAX_PIECES):
                 if piece:
@@ -146,6 +146,7 @@ class Connection:
             await self._refuse(exc.error_status_hint, "malformed", _NO_REQUEST)
         if not isinstance(request, h11.Request):
             await self._refuse(400, "malformed", _NO_REQUEST)
+        self._is_head = request.method == b"HEAD"
         path, _, query = request.target.partition(b"?")
         if len(path) > MAX_TARGET or len(query) > MAX_QUERY:
             await self._refuse(414, "too large", "the request target is too long")
@@ -199,7 +200,7 @@ class Connection:
     # ASGI
 
     async def _receive(self) -> Message:
-        """The next part of the body. Errors: `HTTPException` (400) for a part that breaks the protocol."""
+        """The next part of the body. Errors: `HTTPException` (400) for one that breaks the protocol or is lost."""
         if self._http.they_are_waiting_for_100_continue:
             self._queue(h11.InformationalResponse(status_code=100, headers=[]))
             await self._flush()
@@ -212,6 +213,10 @@ class Connection:
             self._closes = True
             self._client.counts.aborted[self._client.listener, "malformed"] += 1
             raise HTTPException(400, "the body violates HTTP/1.1") from exc
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as exc:
+            # No response can be sent: `_answer` reports it.
+            self._send_error = exc
+            raise HTTPException(400, "the peer has closed the connection") from exc
         if isinstance(event, h11.Data):
             return {"type": "http.request", "body": bytes(event.data), "more_body": True}
         if isinstance(event, h11.EndOfMessage):

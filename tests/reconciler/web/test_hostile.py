@@ -137,6 +137,38 @@ async def test_a_peer_that_goes_before_its_answer_is_no_failure_of_the_app(
     assert caplog.records == []
 
 
+@pytest.mark.parametrize(
+    ("target", "status"), [(b"/" + b"a" * 9000, 414), (b"*", 400), (b"/state?" + b"a" * 2000, 414)]
+)
+async def test_a_refused_head_request_is_answered_without_a_body(tmp_path: Path, target: bytes, status: int) -> None:
+    async with serving(tmp_path) as site:
+        answer = await raw(site, b"HEAD " + target + b" HTTP/1.1\r\n" + HOST + b"\r\n")
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+        assert answer.endswith(b"\r\n\r\n")
+        assert not await site.metric('bypassd_http_connections_aborted_total{listener="tcp",reason="fault"}')
+
+
+async def test_a_refusal_after_a_head_request_has_its_body(tmp_path: Path) -> None:
+    async with serving(tmp_path) as site:
+        stream = await trio.open_tcp_stream("127.0.0.1", site.port)
+        await stream.send_all(b"HEAD /healthz HTTP/1.1\r\n" + HOST + b"\r\n")
+        assert b" 200 " in await stream.receive_some(1000)
+        assert b'{"error":' in await exchange(stream, b"GET / HTTP/1.1\r\nHost", 60)
+
+
+async def test_a_peer_that_goes_while_its_body_is_read_is_no_failure_of_the_app(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tmp_path) as site:
+        stream = await trio.open_unix_socket(site.path)
+        await stream.send_all(CORPUS["expect"])
+        await trio.sleep(0.05)
+        # With the interim answer unread: to the server this is a reset.
+        await stream.aclose()
+        await site.until('bypassd_http_connections_aborted_total{listener="socket",reason="reset"}')
+    assert caplog.records == []
+
+
 async def test_what_is_refused_is_counted_by_its_reason(tmp_path: Path) -> None:
     async with serving(tmp_path) as site:
         for name, status in (("tls", b"400"), ("many lines", b"431"), ("half a header", b"408")):
