@@ -195,7 +195,7 @@ def run_release(options: Namespace) -> int:
         if exc.status != 404:
             raise
         raise CliError(f"no hold on {named.title}; bypassctl holds lists them", Exit.NOT_FOUND) from exc
-    body = _afterwards(options)
+    body = _afterwards(options, ("agent", "holds", "podnames"))
     still = other_holds(body, named.target)
     title = named.title if answer["released"] == named.target else answer["released"]
     blocks = _release_blocks(title, still, observes=body["agent"].get("mode") == "observe")
@@ -203,12 +203,12 @@ def run_release(options: Namespace) -> int:
     return Exit.OK
 
 
-def _afterwards(options: Namespace) -> Row:
-    """The holds and the mode; where a daemon that ends just now has no answer, none. The hold is released already."""
+def _afterwards(options: Namespace, sections: Sequence[str], pod: str = "") -> Row:
+    """The document after an order; empty where a daemon that ends just now has no answer. The order is done already."""
     try:
-        return fetch(options, ("agent", "holds", "podnames"), say=False).body
+        return fetch(options, sections, say=False, pod=pod).body
     except AgentError:
-        return {"agent": {}, "holds": [], "pods": []}
+        return {"agent": {}, "files": [], "holds": [], "pods": []}
 
 
 def _release_blocks(title: str, still: list[Row], *, observes: bool) -> Iterator[Block]:
@@ -230,7 +230,7 @@ def run_off(options: Namespace) -> int:
     body = {"pod_uid": pod["uid"], "budget": options.with_budget, **_lasting(options)}
     restore = f"; without it the values are restored by: bypassctl restore --pod {shlex.quote(pod['title'])}"
     answer = order(options, "POST", "/off", body, timeout_s=RESTORE_S, instead=restore)
-    files = fetch(options, ("files",), say=False, pod=pod["uid"]).body["files"]
+    files = _afterwards(options, ("files",), pod["uid"])["files"]
     try:
         bounds = above(measured(PodLimits(pod, options.root), files, _SAMPLE_S)["groups"])
     except AgentError:
@@ -407,9 +407,7 @@ def _restore_blocks(options: Namespace, answer: dict[str, Any], only: Row | None
         yield line(f"The daemon is now in mode {answer['mode']}; {resume}")
     elif answer["through"] == "daemon":
         hold = answer.get("hold")
-        others = (
-            [] if hold is None else other_holds(fetch(options, ("holds", "podnames"), say=False).body, hold["target"])
-        )
+        others = [] if hold is None else other_holds(_afterwards(options, ("holds", "podnames")), hold["target"])
         yield from _still_held(hold, others, only or {})
 
 

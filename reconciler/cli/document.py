@@ -167,10 +167,8 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True,
     Errors: `CliError` when neither the daemon nor the store is available, or this user may not use the socket.
     """
     where = places.find(options)
-    query = [f"section={','.join(sections)}"] if sections else []
-    query += [f"pod={quoted(pod)}"] if pod else []
     try:
-        return FetchedDocument(get(where, "/state" + (f"?{'&'.join(query)}" if query else "")), None)
+        return FetchedDocument(_state(where, sections, pod), None)
     except Unreachable as exc:
         down, silent = str(exc), exc.silent
     body = _stored(where.store, down, pod)
@@ -181,10 +179,16 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True,
 
 def fetch_live(options: Namespace, sections: Sequence[str], what: str) -> Row:
     """The document of the running daemon. ``what``: the end of the message where none runs. Errors: `CliError`."""
-    document = fetch(options, sections, say=False)
-    if not document.live:
-        raise CliError(f"{document.down}; {what}", Exit.UNREACHABLE)
-    return document.body
+    try:
+        return _state(places.find(options), sections)
+    except Unreachable as exc:
+        raise CliError(f"{exc}; {what}", exc.code) from exc
+
+
+def _state(where: places.AgentPaths, sections: Sequence[str], pod: str = "") -> Row:
+    query = [f"section={','.join(sections)}"] if sections else []
+    query += [f"pod={quoted(pod)}"] if pod else []
+    return get(where, "/state" + (f"?{'&'.join(query)}" if query else ""))
 
 
 def get(where: places.AgentPaths, target: str, *, timeout_s: float | None = None) -> Row:

@@ -214,8 +214,15 @@ def _print(events: Iterable[Row], options: Namespace) -> None:
             for event in events:
                 out.write(printable_json(json.dumps(event, ensure_ascii=False)) + "\n")
         return
-    if options.output not in {"table", "wide"}:
-        emit({"events": list(events)}, options.output)
+    if options.output == "yaml":
+        chosen = list(events)
+        if options.follow and not chosen:
+            return
+        if options.follow:
+            # A document for each answer that has events.
+            streams.write("---\n")
+            streams.finish()
+        emit({"events": chosen}, options.output)
         return
     # Of one pod each write is wanted; of a node the quotas of all BE pods, each second, hide everything else.
     runs = _runs(events) if options.output == "table" and options.pod is None else ([event] for event in events)

@@ -164,7 +164,9 @@ def seconds(text: str) -> float:
 
 def why(parser: argparse.ArgumentParser) -> None:
     _target(parser, "workloads")
-    parser.add_argument("--history", type=int, default=20, metavar="N", help="lines of history (default: 20)")
+    parser.add_argument(
+        "--history", type=_number(0, 10_000), default=20, metavar="N", help="lines of history (default: 20)"
+    )
     parser.add_argument("--processes", action="store_true", help="list the pod's processes with age and memory")
 
 
@@ -403,7 +405,7 @@ def init(parser: argparse.ArgumentParser) -> None:
         "--namespace", type=_namespace, default="kube-system", help="of the service account (default: kube-system)"
     )
     parser.add_argument(
-        "--days", type=_days, default=365, metavar="N", help="requested life of the token (default: 365)"
+        "--days", type=_number(1, 3650), default=365, metavar="N", help="requested life of the token (default: 365)"
     )
     parser.add_argument(
         "--use",
@@ -445,11 +447,16 @@ def _namespace(text: str) -> str:
     return text
 
 
-def _days(text: str) -> int:
-    days = int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 0
-    if not 1 <= days <= 3650:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of days from 1 to 3650")
-    return days
+def _number(least: int, most: int) -> Callable[[str], int]:
+    """Reads a whole number within bounds."""
+
+    def read(text: str) -> int:
+        number = int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else -1
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a number from {least} to {most}")
+        return number
+
+    return read
 
 
 def common_options(item: argparse.ArgumentParser, command: CliCommand) -> None:

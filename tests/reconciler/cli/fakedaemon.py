@@ -38,12 +38,16 @@ _VIEWS: dict[str, Callable[[dict[str, Any]], list[dict[str, Any]]]] = {
 
 
 class FakeDaemon:
-    """``answers``: (status, body) by method and path; GET /state is made from ``document``. ``raw`` replaces all."""
+    """``answers``: (status, body) by method and path; GET /state is made from ``document``. ``raw`` replaces all.
+
+    After its answer to ``last`` (a method and path) it is gone: each connection is closed.
+    """
 
     def __init__(self, document: dict[str, Any] | None = None) -> None:
         self.document = document or {}
         self.answers: dict[str, tuple[int, object]] = {}
         self.raw: bytes | None = None
+        self.last = ""
         self.asked: list[tuple[str, object]] = []
         self.socket = ""
 
@@ -73,6 +77,8 @@ def listening(daemon: FakeDaemon, path: str) -> Iterator[str]:
 
         def _handle(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if any(request == daemon.last for request, _ in daemon.asked):
+                daemon.raw = b""
             if daemon.raw is not None:
                 self.wfile.write(daemon.raw)
                 self.close_connection = True

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import yaml
 
 from reconciler.cli import events as module
 from reconciler.cli.exits import Exit
@@ -81,6 +82,14 @@ def test_following_asks_for_what_came_after_and_ends_well(ctl: Run, feed: Feed) 
     assert ran.code == Exit.OK
     assert targets == ["/events", "/events?after=1&run=r1", "/events?after=2&run=r1"]
     assert [row["type"] for row in lines(ran.out)] == ["write", "write", "gap", "write"]
+
+
+def test_following_as_yaml_is_a_document_for_each_answer_with_events(ctl: Run, feed: Feed) -> None:
+    feed(answer(), answer(event(1)), answer(), answer(event(2), event(3)), answer())
+    documents = yaml.safe_load_all(ctl("events", "-f", "-o", "yaml").out)
+    assert [[row["number"] for row in found["events"]] for found in documents] == [[1], [2, 3]]
+    feed(answer())
+    assert ctl("events", "-o", "yaml").out == "events: []\n"
 
 
 def test_a_restart_is_reported_and_the_reader_goes_on(ctl: Run, feed: Feed) -> None:

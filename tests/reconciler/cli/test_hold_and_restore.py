@@ -116,6 +116,21 @@ def test_a_restored_pod_is_managed_again_when_all_its_holds_have_ended(ctl: Run,
     assert said[2] == "managed again when all 2 holds have ended"
 
 
+def test_an_order_that_is_done_is_shown_though_the_daemon_ends_after_it(ctl: Run, daemon: FakeDaemon) -> None:
+    hold = {"target": f"pod:{BATCH}", "reason": "INC-42", "by": "ben", "until": None, "budget": False}
+    answer = {"files": [UNDONE], "restored": 1, "left": 0, "mode": "enforce", "hold": hold, "kept": None}
+    orders = {
+        "POST /restore": (("restore", "--pod", "batch-7"), "1 file: 1 restored"),
+        "POST /off": (("off", "batch-7", "--for", "1h", "--reason", "x"), "1 value restored"),
+        f"DELETE /holds/pod:{BATCH}": (("release", "pod:batch-7"), "released"),
+    }
+    for order, (words, text) in orders.items():
+        daemon.raw, daemon.last, daemon.asked = None, order, []
+        daemon.answers |= {order: (200, {**answer, "released": f"pod:{BATCH}"}), "GET /healthz": (200, {})}
+        ran = ctl(*words)
+        assert (ran.code, text in ran.out, ran.err) == (Exit.OK, True, "")
+
+
 @pytest.mark.parametrize("ended", ["pod", "off", "file"])
 def test_the_end_of_one_hold_names_the_others_on_the_same_pod(ctl: Run, daemon: FakeDaemon, ended: str) -> None:
     """It is not managed again before all have ended."""

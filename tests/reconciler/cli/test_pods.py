@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -254,3 +255,13 @@ def test_top_names_the_directory_once_above_the_verdicts(ctl: Run, throttled: Fa
     assert len(above) == 1
     assert f"{BESTEFFORT}: quota of 0.40 CPU, by bypassd (reclaimed)" in above[0]
     assert [line.split()[-1] for line in ran.out.splitlines() if "60 %^" in line] == ["shop/be-0"]
+
+
+def test_what_only_a_daemon_knows_is_not_sought_in_the_state_file(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "state.db").write_text("no SQLite")
+    places = ("--socket", f"{tmp_path}/none", "--store", f"{tmp_path}/state.db")
+    for command in ("pods", "top", "owners", "interference"):
+        ran = run(command, *places)
+        assert (ran.code, ran.out, "daemon" in ran.err) == (Exit.UNREACHABLE, "", True)
+        assert ran.err.startswith(f"bypassctl: no answer on {tmp_path}/none: daemon not running (no such socket); ")
+        assert "state.db" not in ran.err

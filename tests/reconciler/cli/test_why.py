@@ -202,6 +202,12 @@ def test_a_refused_value_is_said_before_all_others_and_not_that_nothing_is_left(
         assert path not in shown, "place and file are beside it"
 
 
+@pytest.mark.parametrize("text", ["-1", "+1", "1e3", "99999", "x", ""])
+def test_a_length_of_the_history_is_a_number_from_0(ctl: Run, text: str) -> None:
+    ran = ctl("why", "batch-7", f"--history={text}")
+    assert (ran.code, f"{text!r}: expected a number from 0 to 10000" in ran.err) == (Exit.USAGE, True)
+
+
 def test_the_history_of_a_pod_is_in_the_order_of_its_times(ctl: Run, daemon: FakeDaemon) -> None:
     times = [7.0, 9.0, 8.0]
     daemon.document["history"] = [
