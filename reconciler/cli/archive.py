@@ -20,7 +20,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import IO, Final, Protocol, Self, final
 
 from cgroupfs.errors import InputError, errno_name
@@ -178,6 +178,7 @@ class TarSink:
 
     def __init__(self, path: str) -> None:
         self.files = 0
+        self._path = path
         above, self._name = os.path.split(os.path.abspath(path))
         self._part = f"{self._name}.part"
         self._seen: set[str] = set()
@@ -197,29 +198,44 @@ class TarSink:
         self._tar = gzip.GzipFile(filename="", fileobj=self._file, mode="wb", compresslevel=_LEVEL)
 
     def put(self, path: str, data: bytes) -> None:
-        """One file. Errors: `ValueError` for a path that leads out."""
+        """One file. Errors: `ValueError` for a path that leads out; `CliError` when it cannot be written."""
         _parts(path)
         if path in self._seen:
             raise FileExistsError(path)
         self._seen.add(path)
-        self._tar.write(b"".join((_header(path, len(data), int(time.time())), data, bytes(-len(data) % _BLOCK))))
+        with self._writing():
+            self._tar.write(b"".join((_header(path, len(data), int(time.time())), data, bytes(-len(data) % _BLOCK))))
         self.files += 1
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Errors: `CliError`, such as for a full disk."""
+        try:
+            yield
+        except OSError as exc:
+            raise CliError(f"{self._path}: {_why(exc)}", Exit.USAGE) from exc
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        complete = False
         try:
             if failed is None:
-                # The end of an archive is two blocks of zeros.
-                self._tar.write(bytes(2 * _BLOCK))
-            self._tar.close()
-            self._file.close()
-            if failed is None:
-                os.rename(self._part, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
-            else:
-                os.unlink(self._part, dir_fd=self._directory)
+                with self._writing():
+                    # The end of an archive is two blocks of zeros.
+                    self._tar.write(bytes(2 * _BLOCK))
+                    self._tar.close()
+                    self._file.close()
+                    os.rename(self._part, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+                complete = True
         finally:
+            if not complete:
+                for closing in (self._tar, self._file):
+                    # What is left in their buffers has no place on a full disk.
+                    with suppress(OSError):
+                        closing.close()
+                os.unlink(self._part, dir_fd=self._directory)
             os.close(self._directory)
 
 

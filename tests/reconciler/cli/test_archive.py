@@ -4,6 +4,7 @@ import errno
 import gzip
 import io
 import os
+import resource
 import signal
 import tarfile
 from collections.abc import Callable
@@ -57,6 +58,19 @@ def test_a_link_of_another_user_is_not_followed(tmp_path: Path, name: str) -> No
     with pytest.raises(CliError, match="is a symbolic link"):
         open_sink(str(tmp_path / name))
     assert not list((tmp_path / "victim").iterdir())
+
+
+@pytest.mark.parametrize("size", [1 << 20, 100])
+def test_an_archive_that_a_full_disk_does_not_take_is_one_message_and_leaves_nothing(tmp_path: Path, size: int) -> None:
+    """While files are added, and when what is still in memory is written at the end."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, hard))
+    try:
+        with pytest.raises(CliError, match=r"x\.tar\.gz: EFBIG"), open_sink(str(tmp_path / "x.tar.gz")) as sink:
+            sink.put("a", os.urandom(size))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os.listdir(tmp_path) == []
 
 
 def test_ones_own_empty_directory_and_links_serve(tmp_path: Path) -> None:
