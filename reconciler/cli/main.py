@@ -78,6 +78,8 @@ COMPLETE: Final = "__complete"
 _HELP: Final = "help"
 """``bypassctl help why`` is ``bypassctl why --help``."""
 _NO_SECTION: Final = "the daemon: section: "
+_INTERRUPTED: Final = 130
+"""128 and SIGINT, as of a shell's command."""
 _GARBAGE: Final = 100_000
 """New objects between two collections: Python's own 700 are for programs that run long, and cost these a tenth."""
 
@@ -135,7 +137,12 @@ def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
             streams.complain(str(exc))
             return Exit.OUTPUT
         except KeyboardInterrupt:
-            return 130  # 128 and SIGINT, as of a shell's command
+            return _INTERRUPTED
+        except BaseExceptionGroup as exc:
+            # Of the event loop, for what ran at once: Ctrl-C ended it.
+            if exc.subgroup(KeyboardInterrupt) is None:
+                raise
+            return _INTERRUPTED
 
 
 def _command_first(parts: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import cast
 
 import pytest
 import shtab
+import trio
 
 from reconciler import __version__
 from reconciler.cli import completion, document, exits, places, screen
@@ -424,3 +426,22 @@ def test_an_answer_without_a_field_is_one_line_and_no_traceback(
     assert out == ""
     assert err.count("\n") == 1
     assert "version" in err
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_ctrl_c_ends_a_command_without_a_traceback(run: Run, monkeypatch: pytest.MonkeyPatch, inside: bool) -> None:
+    """Also while it waits for several programs at once: there the exception comes in a group."""
+
+    async def queries() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            await trio.lowlevel.checkpoint()
+            signal.raise_signal(signal.SIGINT)
+
+    def query(_: object) -> None:
+        if inside:
+            trio.run(queries)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("reconciler.cli.doctor.query_node", query)
+    assert run("doctor") == (130, "", "")
