@@ -1,6 +1,7 @@
 """The options of each command and its examples; what a command line's durations and targets mean."""
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
@@ -475,6 +476,12 @@ def common_options(item: argparse.ArgumentParser, command: CliCommand) -> None:
     _files(
         places.add_argument("--config", metavar="FILE", help="configuration (default: /etc/bypassd/config.yaml)"),
         places.add_argument("--socket", metavar="FILE", help="the daemon's socket (default: as configured)"),
-        places.add_argument("--store", metavar="FILE", help="the state file (default: as configured)"),
+        # Absolute: its directory has the lock and what else belongs to the state.
+        places.add_argument(
+            "--store",
+            type=lambda text: os.path.abspath(text) if text else None,
+            metavar="FILE",
+            help="the state file (default: as configured)",
+        ),
         places.add_argument("--root", default="/", metavar="DIR", help="root of a copied node, instead of this node"),
     )

@@ -319,6 +319,15 @@ def test_restoring_one_pod_leaves_the_others_in_the_ledger_and_then_a_changed_va
     assert offline.kernel.read(quota, "cpu.cfs_quota_us") == "70000\n"
 
 
+def test_restore_takes_a_state_file_of_the_present_directory(
+    run: Run, offline: LiveNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(os.path.dirname(offline.store))
+    for command in ("thaw", "restore"):
+        ran = run(command, "--store", os.path.basename(offline.store), "--root", offline.root)
+        assert (ran.code, ran.err) == (Exit.OK, "")
+
+
 def test_restore_where_nothing_was_ever_written_says_so(run: Run, tmp_path: Path) -> None:
     ran = run("restore", "--socket", str(tmp_path / "none"), "--store", str(tmp_path / "state.db"))
     assert ran.code == Exit.UNREACHABLE
