@@ -54,6 +54,11 @@ _MOST_MEMORY: Final = 128 << 20
 """Bytes of an archive's values that are kept in memory; what exceeds it is unpacked like any other file."""
 
 
+def fits(path: str) -> bool:
+    """Whether `unpack` takes a file with such a path."""
+    return len(path) <= _LONGEST_NAME and path.count("/") < _DEEPEST
+
+
 def below_kubepods(parts: list[str]) -> bool:
     """Whether a file's path leads through kubepods to a group below it."""
     at = next((index for index, part in enumerate(parts) if _KUBEPODS.search(part)), None)
@@ -480,7 +485,7 @@ class _Unpacked:
         parts = [part for part in member.name.split("/") if part not in {"", "."}]
         if member.name.startswith("/") or ".." in parts or "\0" in member.name:
             raise InputError(self._path, member.name, "names inside the captured node")
-        if len(member.name) > _LONGEST_NAME or len(parts) > _DEEPEST:
+        if not fits(member.name):
             raise InputError(
                 self._path, member.name, f"names of at most {_LONGEST_NAME} characters and {_DEEPEST} directories"
             )

@@ -22,7 +22,7 @@ from cgroupfs.errors import AgentError, errno_name
 from cgroupfs.usage import UsageReader
 from reconciler import __version__
 from reconciler.cli import masks, places, recorded
-from reconciler.cli.archive import CAPTURED, LARGEST_CONTROL, ArchiveWriter, open_sink
+from reconciler.cli.archive import CAPTURED, LARGEST_CONTROL, MOST_FILES, ArchiveWriter, fits, open_sink
 from reconciler.cli.asking import QueryResults, query_node
 from reconciler.cli.document import fetch
 from reconciler.cli.exits import CliError, Exit
@@ -162,6 +162,9 @@ def _summary(name: str, answered: bool, pods: int, problem: str, node: Inspected
 # The files
 
 _LARGEST: Final = 4 << 20
+_MOST_FILES: Final = MOST_FILES * 3 // 4
+"""Control files: three times as many as a node of 500 pods has."""
+_LONGEST: Final = max(CAPTURED, key=len)
 _SYSTEM: Final = (
     *("proc/self/mountinfo", "proc/self/status", "proc/stat", "proc/meminfo", "proc/filesystems", "proc/cpuinfo"),
     *("proc/sys/kernel/osrelease", "proc/sys/kernel/random/boot_id", "proc/sys/kernel/perf_event_paranoid"),
@@ -333,9 +336,17 @@ class CaptureCollector:
                     yield self._relative(path)
 
     def _tree(self, directory: str) -> None:
-        """A directory's control files and those of the groups below it. What cannot be read is left out silently."""
-        for above, _, names in os.walk(directory):
+        """A directory's control files and those of the groups below it. What cannot be read is left out silently.
+
+        A container may nest groups as deep, and make as many, as it likes: those beyond an archive's bounds are not
+        taken, which is a problem.
+        """
+        left_out = 0
+        for above, below, names in os.walk(directory):
             path = self._relative(above)
+            inside = [name for name in below if self._sink.files < _MOST_FILES and fits(f"{path}/{name}/{_LONGEST}")]
+            left_out += len(below) - len(inside)
+            below[:] = inside
             for name in sorted(names):
                 if name in _SKIPPED or (above != directory and name not in CAPTURED) or f"{path}/{name}" in self._taken:
                     continue
@@ -345,6 +356,8 @@ class CaptureCollector:
                     continue
                 self._taken.add(f"{path}/{name}")
                 self._sink.put(f"{path}/{name}", data)
+        if left_out:
+            self.problems.append(f"/{self._relative(directory)}: {fmt.plural(left_out, 'group')} too deep or too many")
 
 
 def _above(kubepods: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from reconciler.cli.recorded import CriAnswers, read_recorded
 from state.model import PodMeta
 from state.topology_sysfs import read_topology
 from tests.fakes.kernel import Mode
-from tests.fakes.livenode import SECRET, USAGE, WEB, LiveNode, container_id, group
+from tests.fakes.livenode import BOX, SECRET, USAGE, WEB, LiveNode, container_id, group
 from tests.fakes.marks import MARKS
 from tests.reconciler.cli.conftest import Ran, Run
 
@@ -362,3 +363,37 @@ def test_a_capture_has_the_name_of_the_nodes_zone(run: Run, live: LiveNode, tmp_
     os.symlink("/usr/share/zoneinfo/America/Santiago", f"{live.root}/etc/localtime")
     capture(run, live.root, str(tmp_path / "captured"))
     assert json.loads((tmp_path / "captured" / recorded.ABOUT).read_text())["zone"] == "America/Santiago"
+
+
+@pytest.mark.parametrize("depth", [60, 1200])
+def test_groups_that_a_container_nests_without_end_are_left_out(
+    run: Run, live: LiveNode, tmp_path: Path, depth: int
+) -> None:
+    live.document()
+    nested = f"{live.root}/sys/fs/cgroup/cpu{BOX}/a"
+    made = os.open(os.path.dirname(nested), os.O_PATH)
+    for _ in range(depth):
+        os.mkdir("a", dir_fd=made)
+        inner = os.open("a", os.O_PATH, dir_fd=made)
+        with open(os.open("cpu.shares", os.O_CREAT | os.O_WRONLY, dir_fd=inner), "w") as file:
+            file.write("2\n")
+        os.close(made)
+        made = inner
+    os.close(made)
+    try:
+        ran = run("capture", f"{tmp_path}/x.tar.gz", "--root", live.root, "-o", "json")
+    finally:
+        # The library is recursive.
+        subprocess.run(["rm", "-rf", nested], check=True)
+    assert ran.code == Exit.OK
+    assert json.loads(ran.out)["problems"] == ["/sys/fs/cgroup/cpu/kubepods: 1 group too deep or too many"]
+    assert run("plan", "--root", f"{tmp_path}/x.tar.gz").code == Exit.OK
+
+
+def test_groups_beyond_what_an_archive_may_have_are_left_out(
+    run: Run, live: LiveNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.document()
+    monkeypatch.setattr("reconciler.cli.capture._MOST_FILES", 0)
+    problems = json.loads(run("capture", f"{tmp_path}/x.tar.gz", "--root", live.root, "-o", "json").out)["problems"]
+    assert "/sys/fs/cgroup/cpu/kubepods: 3 groups too deep or too many" in problems
