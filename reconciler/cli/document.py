@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from cgroupfs.bounded import digits
@@ -23,6 +23,9 @@ ANSWER_S: Final = 10.0
 _LARGEST: Final = 256 * 1024 * 1024
 _SAFE: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/:,@")
 _UNUSABLE: Final = frozenset({400, 404, 405, 413})
+_BUSY: Final = frozenset({429, 503})
+"""Other clients have the daemon's answers: it has one for this client in seconds."""
+_RETRY_S: Final = 2.0
 
 
 class Unreachable(CliError):
@@ -168,7 +171,7 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True,
     """
     where = places.find(options)
     try:
-        return FetchedDocument(_state(where, sections, pod), None)
+        return FetchedDocument(get(where, _target(sections, pod)), None)
     except Unreachable as exc:
         down, silent = str(exc), exc.silent
     body = _stored(where.store, down, pod)
@@ -180,15 +183,20 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True,
 def fetch_live(options: Namespace, sections: Sequence[str], what: str) -> Row:
     """The document of the running daemon. ``what``: the end of the message where none runs. Errors: `CliError`."""
     try:
-        return _state(places.find(options), sections)
+        return get(places.find(options), _target(sections))
     except Unreachable as exc:
         raise CliError(f"{exc}; {what}", exc.code) from exc
 
 
-def _state(where: places.AgentPaths, sections: Sequence[str], pod: str = "") -> Row:
+def fetch_again(options: Namespace, sections: Sequence[str], wait: Callable[[float], None]) -> Row:
+    """The same for a command that has had an answer before, as of `get_again`."""
+    return get_again(places.find(options), _target(sections), wait)
+
+
+def _target(sections: Sequence[str], pod: str = "") -> str:
     query = [f"section={','.join(sections)}"] if sections else []
     query += [f"pod={quoted(pod)}"] if pod else []
-    return get(where, "/state" + (f"?{'&'.join(query)}" if query else ""))
+    return "/state" + (f"?{'&'.join(query)}" if query else "")
 
 
 def get(where: places.AgentPaths, target: str, *, timeout_s: float | None = None) -> Row:
@@ -204,6 +212,26 @@ def get(where: places.AgentPaths, target: str, *, timeout_s: float | None = None
         except Denied as exc:
             raise Denied(reader, _group(reader)) from exc
     return fields
+
+
+def get_again(where: places.AgentPaths, target: str, wait: Callable[[float], None]) -> Row:
+    """GET for a command that has had an answer before.
+
+    Waits (``wait``: seconds) for a daemon that is down or has too much to do, and reports that once. Errors: `CliError`
+    for any other refusal.
+    """
+    waits = False
+    while True:
+        try:
+            return get(where, target)
+        except (Unreachable, Denied, DaemonRefused) as exc:
+            # Denied: of a daemon that starts, root's socket may be there before the readers'.
+            if isinstance(exc, DaemonRefused) and exc.status not in _BUSY:
+                raise
+            if not waits:
+                complain(f"{exc.why if isinstance(exc, Unreachable) else exc}; waiting for the daemon")
+            waits = True
+            wait(_RETRY_S)
 
 
 def send(

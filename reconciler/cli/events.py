@@ -9,7 +9,7 @@ from time import sleep
 from typing import Any, Final, NamedTuple
 
 from reconciler.cli import places
-from reconciler.cli.document import DaemonRefused, Row, Unreachable, get, quoted
+from reconciler.cli.document import Row, Unreachable, get, get_again, quoted
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import before_text, file_text, short_path, without_file
 from reconciler.cli.screen import StyledText, Table, emit, line, show
@@ -19,9 +19,6 @@ from state.printable import printable_json
 
 _POLL_S: Final = 0.5
 _PASS_S: Final = 1.0
-_RETRY_S: Final = 2.0
-_BUSY: Final = frozenset({429, 503})
-"""Other clients have the daemon's answers: it has one for this client in seconds."""
 _KINDS: Final = {
     "write": ("write", "restored"),
     "failed": ("failed",),
@@ -98,21 +95,9 @@ def _run(options: Namespace) -> int:
 
 
 def _next(options: Namespace, before: Row, choice: _Choice) -> Row:
-    """The next answer, printed; waits for a daemon that is down or has too much to do, and reports that once."""
+    """The next answer, printed."""
     target = f"/events?after={before['next']}&run={quoted(str(before['run']))}"
-    down = False
-    while True:
-        try:
-            answer = get(places.find(options), target)
-            break
-        except (Unreachable, DaemonRefused) as exc:
-            if isinstance(exc, DaemonRefused) and exc.status not in _BUSY:
-                raise
-            if not down:
-                why = exc.why if isinstance(exc, Unreachable) else str(exc)
-                streams.complain(f"{why}; waiting for the daemon")
-            down = True
-            sleep(_RETRY_S)
+    answer = get_again(places.find(options), target, sleep)
     if answer["run"] != before["run"]:
         streams.complain("the daemon restarted; after a crash, events of its last 2 s are missing")
     _print(_chosen(answer, choice), options)

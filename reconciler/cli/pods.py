@@ -11,7 +11,7 @@ from time import sleep
 from typing import Final, final
 
 from cgroupfs.lines import lines_of
-from reconciler.cli.document import Row, fetch_live
+from reconciler.cli.document import Row, fetch_again, fetch_live
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.screen import (
     HEADINGS,
@@ -39,6 +39,8 @@ PARENTS: Final = "podparents"
 """The section with the directories above the pods."""
 HOSTS: Final = "hostlist"
 """The section with the host workloads."""
+_SECTIONS: Final = ("podlist", PARENTS, HOSTS)
+_WITHOUT: Final = "only a running daemon lists pods"
 ABOVE: Final = "^"
 """Behind an amount of throttling: by a directory above the pod."""
 _KEYS: Final[dict[str, Callable[[Row], tuple[bool, float] | str]]] = {
@@ -73,8 +75,8 @@ def run(options: Namespace) -> int:
 def _run(options: Namespace) -> int:
     rates = PodRates()
     complete = not options.interval
+    body = fetch_live(options, _SECTIONS, _WITHOUT)
     while True:
-        body = fetch_live(options, ("podlist", PARENTS, HOSTS), "only a running daemon lists pods")
         rows, hosts = rates.rows(body), _hosts(body[HOSTS], options)
         if complete:
             chosen = [row for row in rows if wanted(row, options)]
@@ -90,6 +92,7 @@ def _run(options: Namespace) -> int:
         # Two answers make a rate.
         complete = True
         sleep(options.interval)
+        body = fetch_again(options, _SECTIONS, sleep) if options.watch else fetch_live(options, _SECTIONS, _WITHOUT)
 
 
 def _hosts(rows: Sequence[Row], options: Namespace) -> list[Row]:

@@ -230,7 +230,7 @@ def _unwritten(groups: Sequence[Row], state: str) -> Iterator[Row]:
 
 def _not_in_force(groups: Sequence[Row]) -> Iterator[Row]:
     """Settings whose file has another value, for another reason than observe mode, a hold, or a file given up."""
-    for state in {setting["state"] for group in groups for setting in group["settings"]}:
+    for state in dict.fromkeys(setting["state"] for group in groups for setting in group["settings"]):
         kind = SettingState(state)
         if not (kind.is_settled() or kind.is_absent() or state in _SHOWN_APART):
             yield from (row | {"state": state} for row in _unwritten(groups, state) if row["wanted"] is not None)

@@ -122,6 +122,30 @@ def test_a_watch_in_a_pipe_appends_blocks_until_it_is_ended(
     assert "\x1b" not in ran.out
 
 
+def test_a_watch_waits_for_a_daemon_that_is_down_or_busy(
+    ctl: Run, two: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, waits = two.answer, list[float]()
+    states = ("up", "up", "down", "busy", "down", "up")
+
+    def answer(method: str, path: str, body: bytes) -> tuple[int, object]:
+        return (503, {"error": "busy"}) if states[len(waits)] == "busy" else plain(method, path, body)
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == len(states):
+            raise KeyboardInterrupt
+        two.raw = b"" if states[len(waits)] == "down" else None
+
+    monkeypatch.setattr(two, "answer", answer)
+    monkeypatch.setattr(module, "sleep", wait)
+    ran = ctl("pods", "-w")
+    assert (ran.code, ran.err) == (Exit.OK, "bypassctl: connection closed; waiting for the daemon\n")
+    assert (ran.out.count("STATE"), waits) == (2, [1, 1, 2, 2, 2, 1])
+    two.raw = b""
+    assert ctl("pods").code == Exit.UNREACHABLE
+
+
 BESTEFFORT = "/kubepods/besteffort"
 OURS = {"policy": "reclaimed", "wanted": "40000", "seen": "40000", "written_at": 5.0}
 
