@@ -12,7 +12,7 @@ import msgpack
 import msgspec
 
 from cgroupfs import attribution, device_codecs, naming
-from cgroupfs.codecs import device_numbers
+from cgroupfs.codecs import DeviceLimits, device_numbers
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import CgroupError, InputError, SourceError, StoreError
 from cgroupfs.files import read_text
@@ -325,6 +325,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
     ),
     of_text(device_numbers, VALUE, b"8:16"),
     of_text(CpuSet.parse, VALUE, b"0-3,8\n"),
+    of_text(DeviceLimits.parse, VALUE, b"8:0 rbps=1048576 min=95.00; 8:16 ctrl=auto"),
     of_text(parse_totals, VALUE, PSI),
     of_text(has_sys_resource, (), b"CapEff:\t0000003fffffffff\n"),
     on_file(
