@@ -16,7 +16,7 @@ accepted. If there are several, none is: the operator must name the node's.
 A kubelet inside another program (k3s, MicroK8s' kubelite, KubeEdge's edgecore) has no process of its own: the program's
 is taken, where no process is a kubelet, and verified by the same rules.
 
-**Cost**: 10 µs for each process of the machine, and 100 µs for each that has the name; what is read of one is bounded.
+**Cost**: 15 µs for each process of the machine, and 100 µs for each that has the name; what is read of one is bounded.
 Source: proc(5), namespaces(7).
 """
 
@@ -184,11 +184,22 @@ def _copied(proc: str, pids: list[int], executable: str | None) -> HostSearch:
 def _is_roots(status: bytes) -> bool:
     """Whether all user ids in a process's status file are root's.
 
-    Asked before its command line is read, which is its own memory: in a mapped file of a file system that the user
-    serves (FUSE) a page takes as long as he likes. Not by the directory's owner, who is root where a process cannot be
-    dumped.
+    Asked, as `_may_be_pods` is, before its command line is read, which is its own memory: in a mapped file of a file
+    system that the user serves (FUSE, or NFS of a pod's volume) a page takes as long as he likes. Not by the
+    directory's owner, who is root where a process cannot be dumped.
     """
     return status_field(status, b"Uid:").split() == [b"0"] * 4
+
+
+def _may_be_pods(directory: str) -> str:
+    """Why a process may be a pod's, by its groups; empty: it is not. Errors: `OSError`."""
+    groups = _read(f"{directory}/cgroup", _MOST_TEXT)
+    if _POD in groups:
+        return "it is in a pod's cgroup"
+    if _OUTSIDE in groups:
+        return "its cgroup is outside of this process's cgroup namespace, so it may be a pod's"
+    # Cut off: the rest may name a pod's.
+    return "" if groups and len(groups) < _MOST_TEXT else "its cgroup is unknown"
 
 
 def _without_children(candidates: list[HostProcess]) -> list[HostProcess]:
@@ -222,7 +233,7 @@ class _Search:
                 named = os.readlink(f"{self._proc}/{pid}/exe") == self._executable
                 return named and os.path.basename(self._executable) not in INSIDE
             status = _read(f"{self._proc}/{pid}/status", _MOST_TEXT)
-            if not _is_roots(status):
+            if not _is_roots(status) or _may_be_pods(f"{self._proc}/{pid}"):
                 # It is never accepted, only reported.
                 return os.fsdecode(status_field(status, b"Name:").strip()) in _KUBELETS
             parts = _split(_read(f"{self._proc}/{pid}/cmdline", _HEAD))
@@ -245,7 +256,10 @@ class _Search:
                 return None
             if not _is_roots(_read(f"{directory}/status", _MOST_TEXT)):
                 return None
-            if not _has_command(row, _split_title(_read(f"{directory}/cmdline", _HEAD))):
+            # A pod's process is refused below, before its command line is read.
+            if not _may_be_pods(directory) and not _has_command(
+                row, _split_title(_read(f"{directory}/cmdline", _HEAD))
+            ):
                 return None
         except OSError:
             return None
@@ -309,14 +323,8 @@ class _Search:
         for space in ("user",) if self._executable is not None else ("user", "pid", "mnt"):
             if os.readlink(f"{directory}/ns/{space}") != os.readlink(f"{self._host}/ns/{space}"):
                 raise _RefusedError(f"it is not in the {space} namespace of process 1")
-        groups = _read(f"{directory}/cgroup", _MOST_TEXT)
-        if _POD in groups:
-            raise _RefusedError("it is in a pod's cgroup")
-        if _OUTSIDE in groups:
-            raise _RefusedError("its cgroup is outside of this process's cgroup namespace, so it may be a pod's")
-        # Cut off: the rest may name a pod's.
-        if not groups or len(groups) >= _MOST_TEXT:
-            raise _RefusedError("its cgroup is unknown")
+        if reason := _may_be_pods(directory):
+            raise _RefusedError(reason)
         parent = status_field(status, b"PPid:")
         return int(parent) if parent.isdigit() else 0
 

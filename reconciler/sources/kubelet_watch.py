@@ -30,7 +30,7 @@ SETTLE_S: Final = 5.0
 """So long a process after the first runs until its values count: one that crashes in a loop changes nothing."""
 _POLL_S: Final = 30.0
 _FIRST_POLL_S: Final = 1.0
-"""Without a process the intervals grow from here to `_POLL_S`: one search is 10 µs for each process of the machine."""
+"""Without a process the intervals grow from here to `_POLL_S`: one search is 15 µs for each process of the machine."""
 _SHOWN: Final = 200
 _LOG: Final = get_log("kubelet")
 

@@ -57,7 +57,8 @@ class Tree:
         for name, text in (HOST | (spaces or {})).items():
             (path / "ns" / name).symlink_to(text)
         (path / "cmdline").write_bytes(b"".join(os.fsencode(word) + b"\0" for word in argv))
-        (path / "status").write_text(f"Name:\tkubelet\nPPid:\t{parent}\nUid:\t" + "\t".join(uids.split()) + "\n")
+        name = os.path.basename(exe or argv[0])[:15]
+        (path / "status").write_text(f"Name:\t{name}\nPPid:\t{parent}\nUid:\t" + "\t".join(uids.split()) + "\n")
         (path / "stat").write_text(f"{pid} (kube) let) S " + "0 " * 18 + f"{start} 0\n")
         (path / "cgroup").write_text(cgroup)
         if exe is not None:
@@ -361,6 +362,28 @@ def test_what_is_read_of_a_process_is_bounded(tree: Tree, monkeypatch: pytest.Mo
     search = tree.search()
     assert (search.process, search.rejections, len(search.problems)) == (None, 301, 5)
     assert sum(sizes) < 301 * 8192 + 300_000
+
+
+@pytest.mark.parametrize("program", ["bin/kubelet", "bin/k3s"])
+@pytest.mark.parametrize("cgroup", [POD, "0::/../../pod1/c1\n"])
+def test_the_command_line_of_a_pod_s_root_process_is_not_read(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, program: str, cgroup: str
+) -> None:
+    tree.add(40, tree.program())
+    tree.add(41, tree.program(program), argv=("kubelet", "agent"), cgroup=cgroup)
+    real, reads = host_processes._read, []
+
+    def read(path: str, most: int) -> bytes:
+        reads.append(path)
+        return real(path, most)
+
+    monkeypatch.setattr(host_processes, "_read", read)
+    # Its volume's server may hold up a read of it for ever.
+    assert known(tree.search().process).pid == 40
+    Path(f"{tree.root}/proc/40/cmdline").write_bytes(b"other\0")
+    search = tree.search()
+    assert (search.process, [rejected.pid for rejected in search.rejected][:1]) == (None, [41])
+    assert not [path for path in reads if path.endswith("/41/cmdline")]
 
 
 def test_a_copied_node_s_process_is_a_name_only(tmp_path: Path) -> None:
