@@ -6,6 +6,7 @@ early, the lock is free, and the old one continues within milliseconds. Where th
 new one waits until it has ended.
 """
 
+import errno
 import math
 import os
 import signal
@@ -126,18 +127,39 @@ def holder(path: str, locks: str = "/proc/locks") -> int | None:
     Source: proc(5).
     """
     try:
-        status = os.stat(path, follow_symlinks=False)
-        with open(locks, encoding="ascii", newline="\n") as file:
-            lines = lines_of(file.read())
+        number = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            inode = f"{_device(number)}:{os.fstat(number).st_ino}"
+        finally:
+            os.close(number)
+        lines = _lines(locks)
     except OSError:
         return None
-    inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     for line in lines:
         fields = line.split()
         # A process that waits for it has an arrow in the second place.
         if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5] == inode and fields[4].isdecimal():
             return int(fields[4]) or None
     return None
+
+
+def _device(number: int) -> str:
+    """The device of an open file's file system, as in /proc/locks. Errors: `OSError`.
+
+    Of a file on btrfs, and on some overlays, stat(2) has another one: that of a part of the file system.
+    """
+    mount = next((line.split()[1] for line in _lines(f"/proc/self/fdinfo/{number}") if line.startswith("mnt_id:")), "")
+    for line in _lines("/proc/self/mountinfo"):
+        fields = line.split(" ")
+        if fields[0] == mount:
+            major, _, minor = fields[2].partition(":")
+            return f"{int(major):02x}:{int(minor):02x}"
+    raise FileNotFoundError(errno.ENOENT, f"no mount {mount}")
+
+
+def _lines(path: str) -> list[str]:
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        return lines_of(file.read())
 
 
 def _catches(pid: int) -> bool:
