@@ -55,7 +55,8 @@ class NoteFile:
             number = os.open(temporary, _NEW, 0o600, dir_fd=directory)
             try:
                 try:
-                    os.write(number, data)
+                    if os.write(number, data) != len(data):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                     # The directory's owner can remove it then, also where the directory is sticky.
                     with contextlib.suppress(PermissionError):
                         os.fchown(number, owner.st_uid, owner.st_gid)

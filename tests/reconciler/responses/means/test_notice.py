@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 import signal
 import stat
 import time
@@ -52,6 +53,24 @@ def test_it_is_a_readable_file_of_the_volumes_owner_and_taking_it_away_answers_i
     assert not note.acknowledged()
     (volume / "notice.json").unlink()
     assert note.acknowledged()
+
+
+def test_a_file_system_that_takes_only_a_part_leaves_none_of_it(volume: Path, note: NoteFile) -> None:
+    note.write("before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            note.write("0123456789 and more")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [entry.name for entry in volume.iterdir()] == ["notice.json"]
+    assert (volume / "notice.json").read_text() == "before"
+
+
+def test_the_longest_text_is_written(volume: Path, note: NoteFile) -> None:
+    note.write("x" * LARGEST)
+    assert (volume / "notice.json").stat().st_size == LARGEST
 
 
 def test_a_file_beside_it_answers_it_too(volume: Path, note: NoteFile) -> None:
