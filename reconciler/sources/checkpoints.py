@@ -342,9 +342,9 @@ class CheckpointSource:
         return news
 
     def _find_socket(self) -> tuple[int, float] | None:
-        """Identity of a kubelet's socket; None while there is none."""
+        """Identity of a kubelet's socket; None while there is none. Pods of device plug-ins write there: no link."""
         try:
-            status = os.stat(os.path.join(self._plugins, _SOCKET))
+            status = os.lstat(os.path.join(self._plugins, _SOCKET))
         except OSError:
             return None
         return status.st_ino, status.st_ctime

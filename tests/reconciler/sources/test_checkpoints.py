@@ -178,6 +178,18 @@ async def test_a_start_soon_after_another_one_is_not_lost(
         await until(lambda number=number: node.marks.log.count("*kubelet restarted") == number)  # type: ignore[misc]
 
 
+async def test_a_link_in_the_place_of_the_socket_is_not_followed(node: Node) -> None:
+    """A pod of a device plug-in may make one, to a file system whose server does not answer."""
+    node.plugins.mkdir(parents=True)
+    (node.root / "target").touch()
+    (node.plugins / "kubelet.sock").symlink_to(node.root / "target")
+    source = node.source()
+    before = source._find_socket()
+    assert before is not None
+    (node.root / "target").unlink()
+    assert source._find_socket() == before
+
+
 @pytest.mark.parametrize("link", [None, "to the root directory", "to its parent"])
 async def test_with_another_root_directory_the_socket_and_the_devices_are_where_kubernetes_has_them(
     node: Node, nursery: trio.Nursery, link: str | None
