@@ -25,6 +25,7 @@ import trio
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from cgroupfs.bounded import digits
 from cgroupfs.errors import SourceError
 from cgroupfs.log import get_log
 from reconciler.clients.http import AnswerError, HttpResponse, SilentPeerError, Take
@@ -507,9 +508,8 @@ class PodWatch:
 
 def _precedes(version: str, other: str | None) -> bool:
     """Whether a version is from before the other one, which a server with the same store never reports."""
-    if other is None or not (version.isdecimal() and other.isdecimal()):
-        return False
-    return int(version) < int(other)
+    then, now = digits(version), digits(other or "")
+    return then is not None and now is not None and then < now
 
 
 def _differ(known: PodMeta, listed: PodMeta) -> bool:

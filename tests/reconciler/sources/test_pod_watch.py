@@ -291,6 +291,15 @@ async def test_a_bookmark_from_before_our_version_means_a_list() -> None:
         await until(lambda: len(watched.server.lists) == 2)
 
 
+async def test_a_version_that_is_no_number_of_usual_length_is_not_compared() -> None:
+    async with watching("a") as watched:
+        digits = b"9" * 5000
+        watched.server.say(b'{"type":"BOOKMARK","object":{"kind":"Pod","metadata":{"resourceVersion":"%b"}}}' % digits)
+        watched.server.change("a", labels=BE)
+        await until(lambda: watched.labels("a") == BE)
+        assert (len(watched.server.lists), watched.breaks) == (1, 0)
+
+
 async def test_silence_after_bookmarks_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     async with watching("a") as watched:
         watched.server.bookmark()
