@@ -79,7 +79,7 @@ class OperatorFile:
             self._version, self._overrides = None, Overrides()
             return self._overrides
         except OSError as exc:
-            return self._keep(f"{self._path}: {exc.strerror or exc}")
+            return self._unread(exc)
         version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
         if version == self._version:
             return self._overrides
@@ -90,14 +90,17 @@ class OperatorFile:
             content = read_file(self._path, FileRule.OPERATOR, root=self._root, largest=_LARGEST)
             self._overrides = read_overrides(content.decode(), self._path)
         except OSError as exc:
-            # Another time it may be readable without having changed.
-            self._version = None
-            return self._keep(f"{self._path}: {exc.strerror or exc}")
+            return self._unread(exc)
         except UnicodeDecodeError:
             return self._keep(f"{self._path}: not UTF-8 text")
         except ConfigError as exc:
             return self._keep(str(exc))
         return self._overrides
+
+    def _unread(self, exc: OSError) -> Overrides:
+        # Another time it may be readable without having changed.
+        self._version = None
+        return self._keep(f"{self._path}: {exc.strerror or exc}")
 
     def _keep(self, problem: str) -> Overrides:
         kept = len(self._overrides.overrides)

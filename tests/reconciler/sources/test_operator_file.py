@@ -158,6 +158,21 @@ def test_the_file_is_followed_and_a_broken_one_leaves_the_last_good_entries(tmp_
     assert file.read().overrides == ()
 
 
+def test_a_file_that_can_be_read_again_unchanged_has_no_problem(tmp_path: Path) -> None:
+    directory = tmp_path / "etc"
+    directory.mkdir()
+    write(directory / "classes.yaml", GOOD)
+    file = OperatorFile("/etc/classes.yaml", str(tmp_path))
+    good = file.read()
+    directory.rename(tmp_path / "aside")
+    directory.touch()
+    assert file.read().problems == ("/etc/classes.yaml: Not a directory; the 3 overrides read before still apply",)
+    directory.unlink()
+    (tmp_path / "aside").rename(directory)
+    assert file.read() == good
+    assert good.problems == ()
+
+
 def test_a_file_that_cannot_be_opened_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "dir").mkdir()
     assert OperatorFile("/dir", str(tmp_path)).read().problems == ("/dir: Is a directory",)
