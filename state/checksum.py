@@ -8,16 +8,8 @@ packages of the managers.
 """
 
 import base64
-import itertools
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
-
-_QUANTITY: Final = re.compile(r"(\d{1,20})(Ki|Mi|Gi|Ti|Pi|Ei|m|k|M|G|T|P|E)?", re.ASCII)
-_BINARY: Final = {unit: 10 * power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)}
-_DECIMAL: Final = {"m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-_MAX_ZEROS: Final = 6
-"""Each doubles the number of possible texts to hash: 64 at most."""
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 # The values below are the result of a JSON decoder: their shape was checked by the caller, their element types vary by
 # kubelet version. That is why they are Any here, in this module only.
@@ -64,30 +56,6 @@ def devices(entries: Sequence[Json] | None, registered: Mapping[str, Json] | Non
     )
 
 
-def pod_status(allocations: Mapping[str, Json], resizes: Mapping[str, str]) -> Iterator[int]:
-    """The possible checksums of pod_status_manager_state, the most probable first.
-
-    Several, because a zero that the kubelet made up itself hashes otherwise than one it read, and both are written "0".
-    A quantity in a form that the kubelet never writes gives none at all.
-    """
-    texts = [str(text) for pod in allocations.values() for item in pod.values() for text in (item or {}).values()]
-    zeros = texts.count("0")
-    if zeros > _MAX_ZEROS or not all(_QUANTITY.fullmatch(text) for text in texts):
-        return
-    for parsed in itertools.product((True, False), repeat=zeros):
-        turn = iter(parsed)
-        pods = _map(
-            allocations,
-            lambda containers, turn=turn: _map(  # type: ignore[misc]
-                containers, lambda result: _map(result, lambda text: _quantity(text, turn))
-            ),
-        )
-        yield fnv1a(
-            "(*state.PodResourceAllocationCheckpoint){AllocationEntries:(map[string]map[string]v1.ResourceList)"
-            f"{pods} ResizeStatusEntries:(map[string]v1.PodResizeStatus){_go(resizes)} Checksum:(checksum.Checksum)0}}"
-        )
-
-
 def _memory_node(node: Json) -> str:
     tables = _map(node.get("memoryMap"), _memory_table)
     return (
@@ -120,21 +88,6 @@ def _device_entry(entry: Json) -> str:
     return (
         f"{{PodUID:(string){entry['PodUID']} ContainerName:(string){entry['ContainerName']} "
         f"ResourceName:(string){entry['ResourceName']} DeviceIDs:{shown} AllocResp:([]uint8){_go(octets)}}}"
-    )
-
-
-def _quantity(text: str, zeros_were_read: Iterator[bool]) -> str:
-    match = _QUANTITY.fullmatch(text)
-    assert match is not None, "checked by pod_status"
-    unit = match[2] or ""
-    binary = unit in _BINARY
-    number = int(match[1]) << _BINARY.get(unit, 0)
-    form, cached = "BinarySI" if binary else "DecimalSI", "" if binary else text
-    if text == "0" and not next(zeros_were_read):
-        form, cached = "", ""
-    return (
-        f"{{i:(resource.int64Amount){{value:(int64){number} scale:(resource.Scale){_DECIMAL.get(unit, 0)}}} "
-        f"d:(resource.infDecAmount){{Dec:(*inf.Dec)<nil>}} s:(string){cached} Format:(resource.Format){form}}}"
     )
 
 

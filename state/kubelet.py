@@ -88,10 +88,9 @@ class DeviceEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
-    """kubelet_internal_checkpoint of the device manager. ``verified`` False: it is too long to be hashed."""
+    """kubelet_internal_checkpoint of the device manager."""
 
     entries: tuple[DeviceEntry, ...] = ()
-    verified: bool = True
 
 
 def parse_cpu_manager_state(data: bytes, where: str = CPU_STATE) -> CpuManagerState:
@@ -185,7 +184,7 @@ def parse_devices(data: bytes, where: str = DEVICES) -> DeviceState:
     for name in listed:
         read.texts(listed, name, f"{where}: Data.RegisteredDevices")
     stored = read.number(outer, "Checksum", where)
-    if checked := len(data) <= _CHECKED_BYTES:
+    if len(data) <= _CHECKED_BYTES:
         try:
             expected = checksum.devices(fields.get("PodDeviceEntries"), fields.get("RegisteredDevices"))
         except ValueError as exc:
@@ -193,7 +192,7 @@ def parse_devices(data: bytes, where: str = DEVICES) -> DeviceState:
                 CheckpointFault.INVALID, f"{where}: Data.PodDeviceEntries.AllocResp", str(exc), "base64"
             ) from exc
         read.verify(f"{where}: Checksum", stored, expected)
-    return DeviceState(entries=tuple(entries), verified=checked)
+    return DeviceState(entries=tuple(entries))
 
 
 def _check_node(fields: Mapping[str, Any], where: str) -> None:
@@ -225,14 +224,13 @@ class AllocatedTexts(Struct, frozen=True, kw_only=True):
 
 
 class AllocationState(Struct, frozen=True, kw_only=True):
-    """What was admitted: pod uid -> container name. ``resizes``: pod uid -> Proposed, InProgress, Deferred, Infeasible.
+    """What was admitted: pod uid -> container name.
 
-    ``verified`` False means that the checksum was not recomputed (1.27 to 1.30, long files), not that it is wrong.
+    ``resizes``: pod uid -> Proposed, InProgress, Deferred, Infeasible.
     """
 
     pods: Mapping[str, Mapping[str, AllocatedTexts]] = {}
     resizes: Mapping[str, str] = {}
-    verified: bool = True
 
 
 def parse_allocations(data: bytes, where: str = ALLOCATED_PODS) -> AllocationState:
@@ -253,7 +251,7 @@ def parse_allocations(data: bytes, where: str = ALLOCATED_PODS) -> AllocationSta
             CheckpointFault.FUTURE, f"{where}: version", version, f"one of {', '.join(map(repr, _VERSIONS))}"
         )
     inner, stored = read.text(fields, "data", where), read.number(fields, "checksum", where)
-    if checked := len(inner) <= _CHECKED_CHARS:
+    if len(inner) <= _CHECKED_CHARS:
         read.verify(f"{where}: checksum", stored, checksum.text(inner))
     at = f"{where}: data"
     content = read.load(inner.encode(), at, {"allocationEntries", "resizeStatusEntries", "entries", "podList"})
@@ -263,14 +261,16 @@ def parse_allocations(data: bytes, where: str = ALLOCATED_PODS) -> AllocationSta
         )
     resizes = read.mapping(content, "resizeStatusEntries", at, optional=True)
     return AllocationState(
-        verified=checked,
         pods={**_by_container(content, at), **_by_pod(content, at)},
         resizes={uid: read.text(resizes, uid, f"{at}.resizeStatusEntries") for uid in resizes},
     )
 
 
 def _plain(fields: Mapping[str, Any], where: str) -> AllocationState:
-    """Of 1.27 to 1.30. Errors: `CheckpointError`; never for the checksum, which covers what the file does not show."""
+    """Of 1.27 to 1.30. Errors: `CheckpointError`; never for the checksum, which covers what the file does not show.
+
+    A zero that the kubelet made up itself hashes otherwise than one that it read, and both are written "0".
+    """
     raw = read.mapping(fields, "allocationEntries", where, optional=True)
     pods: dict[str, dict[str, AllocatedTexts]] = {}
     for uid in raw:
@@ -279,8 +279,8 @@ def _plain(fields: Mapping[str, Any], where: str) -> AllocationState:
             pods.setdefault(uid, {})[name] = AllocatedTexts(requests=_amounts(raw[uid], name, at))
     resizes = read.mapping(fields, "resizeStatusEntries", where, optional=True)
     texts = {uid: read.text(resizes, uid, f"{where}: resizeStatusEntries") for uid in resizes}
-    stored = read.number(fields, "checksum", where)
-    return AllocationState(pods=pods, resizes=texts, verified=stored in checksum.pod_status(raw, texts))
+    read.number(fields, "checksum", where)
+    return AllocationState(pods=pods, resizes=texts)
 
 
 def _by_container(content: Mapping[str, Any], where: str) -> dict[str, dict[str, AllocatedTexts]]:

@@ -32,7 +32,9 @@ def test_requests_inside_a_string() -> None:
     )
     allocation_state = parse_allocations(text.encode())
     assert allocation_state.pods == {"pod1": {"container1": AllocatedTexts(requests={"cpu": "1Ki", "memory": "1Ki"})}}
-    assert allocation_state.verified
+    with pytest.raises(CheckpointError) as caught:
+        parse_allocations(text.replace("143149502", "143149503").encode())
+    assert caught.value.fault is CheckpointFault.CHECKSUM
 
 
 def test_requests_and_limits_inside_a_string() -> None:
@@ -108,4 +110,4 @@ def test_a_long_file_is_read_without_its_checksum() -> None:
     content = {"entries": {"a": {"ContainerResources": {"c": {"requests": {"cpu": "1"}}}}}, "podList": "A" * 40_000}
     data = json.dumps({"data": json.dumps(content), "checksum": 1, "version": "v2"}).encode()
     allocation_state = parse_allocations(data)
-    assert (allocation_state.pods["a"]["c"].requests, allocation_state.verified) == ({"cpu": "1"}, False)
+    assert allocation_state.pods["a"]["c"].requests == {"cpu": "1"}

@@ -276,11 +276,15 @@ def test_a_foreign_memory_policy_is_named() -> None:
     assert fault_of(text, "memory_manager_state")[0] is CheckpointFault.FOREIGN
 
 
-def test_pod_status_that_cannot_be_verified_is_read_all_the_same() -> None:
+def test_pod_status_is_read_without_the_time_of_a_checksum_that_does_not_cover_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For 110 pods with a few zeros it was 64 texts of 300 kilobytes each, in the loop."""
+    monkeypatch.setattr(checksum, "fnv1a", pytest.fail)
     for amount in ("1", "1.5e3", "0"):
         text = json.dumps({"allocationEntries": {"u": {"c": {"cpu": amount}}}, "checksum": 1})
         status_state = parse_allocations(text.encode())
-        assert (status_state.pods["u"]["c"].requests, status_state.verified) == ({"cpu": amount}, False)
+        assert status_state.pods["u"]["c"].requests == {"cpu": amount}
 
 
 def test_a_missing_and_an_unreadable_and_a_huge_file_are_told_apart(tmp_path: Path) -> None:
@@ -342,4 +346,4 @@ def test_a_long_checkpoint_of_devices_is_read_without_the_time_of_its_checksum(m
     monkeypatch.setattr(checksum, "devices", pytest.fail)
     ids = [f"gpu-{number:036d}" for number in range(10_000)]
     text = json.dumps({"Data": {"PodDeviceEntries": None, "RegisteredDevices": {"gpu": ids}}, "Checksum": 1})
-    assert not parse_devices(text.encode()).verified
+    assert parse_devices(text.encode()).entries == ()
