@@ -38,6 +38,8 @@ class _Places(msgspec.Struct):
 
 _HISTORY_PENDING: Final = 8_000
 """Events that wait for a flush, at most: those of an unwritable store."""
+_NOTED_PENDING: Final = 1_000
+"""Values of one file that wait for it, at most: a law of BE's memory writes another one each second."""
 _MOST_SHARED: Final = 20_000
 """With more texts the pool is emptied: those of removed pods and containers remain in it."""
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -317,7 +319,7 @@ class Ledger:
                 self._pending = events[excess:]
                 self._lost_events += excess
                 for row, texts in noted.items():
-                    self._noted.setdefault(row, set()).update(texts)
+                    self._add_noted(row, texts)
             raise
         if noted:
             # What was intended or noted since is not in the store; under the lock, or an append would be lost.
@@ -540,7 +542,14 @@ class Ledger:
         with self._lock:
             texts = self._about.pop(row, None)
             if texts:
-                self._noted.setdefault(row, set()).update(texts)
+                self._add_noted(row, texts)
+
+    def _add_noted(self, row: str, texts: set[str]) -> None:
+        noted = self._noted.setdefault(row, set())
+        if len(noted) >= _NOTED_PENDING:
+            # Unwritable for long: what has been overwritten since is in no file.
+            noted.clear()
+        noted.update(texts)
 
     def _remove(self, key: FileKey, kind: str, *, after: str | None = None) -> None:
         with self._lock:

@@ -286,6 +286,24 @@ def test_of_too_many_events_that_wait_the_oldest_quarter_is_dropped(tmp_path: Pa
     assert ledger.flush() == noted - lost + (lost > 0)
 
 
+def test_values_waiting_for_a_store_are_bounded_and_the_newest_are_among_them(tmp_path: Path) -> None:
+    directory = tmp_path / "lib"
+    ledger = opened(directory)
+    ledger.first_touches([entry()])
+    ledger.flush()
+    shutil.rmtree(directory)
+    directory.write_text("in the way")
+    for number in range(20_000):
+        ledger.intend([(CPUS, f"value {number}")])
+        ledger.wrote(CPUS, before=None, after=f"value {number}")
+        if not number % 4000:
+            with pytest.raises(StoreError):
+                ledger.flush()
+    ours = ledger.ours(known(ledger))
+    assert "value 19999" in ours
+    assert len(ours) < 2_000
+
+
 def test_the_loop_may_note_and_ask_while_the_lane_commits(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
     stop = threading.Event()
