@@ -249,10 +249,11 @@ class Metadata:
             await self._list_cri()
         now = trio.current_time()
         due = [uid for uid, (_, at) in self._requested.items() if at <= now]
-        if len(self._unlabelled(due)) > _FEW:
+        if many := len(self._unlabelled(due)) > _FEW:
             await self._list_cri()
         for uid in due:
-            await self._request_from_cri(uid)
+            if not many:
+                await self._request_from_cri(uid)
             # The pod may have been removed during the call.
             times = self._requested[uid][0] if uid in self._requested else 0
             if self._labelled(uid):

@@ -37,6 +37,8 @@ class FakeCri:
     async def pods(self) -> tuple[PodMeta, ...]:
         self.asked.append((round(trio.current_time(), 3), "*"))
         await trio.sleep(self.takes_s)
+        if self.failing:
+            raise SourceError("cri", "connection refused")
         return tuple(meta(uid) for uid, at in self.listed_at.items() if trio.current_time() >= at)
 
     async def version(self) -> object:
@@ -114,6 +116,23 @@ async def test_many_pods_at_once_are_one_question(nursery: trio.Nursery, autojum
     await trio.sleep(1)
     assert [what for _, what in cri.asked] == ["*"]
     assert len(dirty.take_nowait().keys) == 15
+
+
+async def test_of_a_runtime_that_does_not_list_many_pods_they_are_not_requested_one_by_one(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    """Each would wait for the timeout, and a new pod for all of them."""
+    uids = [f"pod-{number}" for number in range(100)]
+    cri = FakeCri(dict.fromkeys(uids, 0.0), takes_s=2.0)
+    cri.failing = True
+    metadata = Metadata(DirtyKeys(), cri=cri)
+    await nursery.start(metadata.run)
+    metadata.request(uids)
+    await trio.sleep(5.0)
+    cri.failing = False
+    await trio.sleep(5.0)
+    assert {name for _, name in cri.asked} == {"*"}
+    assert all(metadata.get(uid) for uid in uids)
 
 
 async def test_the_first_look_waits_for_the_kubelet_and_then_for_the_runtime(
