@@ -200,7 +200,7 @@ def meta_of(pod: PodObject, source: str, marks: Marks, *, uid: str | None = None
         raise ValueError(f"pod {(metadata.namespace or '')[:60]}/{(metadata.name or '')[:60]} has no uid")
     if len(uid) > LONGEST_UID:
         raise ValueError(too_long("uid", len(uid), LONGEST_UID))
-    ids = dict(_ids(status))
+    ids = dict(_ids(status, problems))
     resizes = dict(_resizes(status, problems))
     containers = tuple(_containers(spec, ids, resizes, problems))
     overhead, bad_overhead = read_resources("overhead", spec.overhead)
@@ -229,7 +229,7 @@ def meta_of(pod: PodObject, source: str, marks: Marks, *, uid: str | None = None
 
 
 def _containers(
-    spec: PodSpec, ids: Mapping[str, str], resizes: Mapping[str, Resize], problems: list[str]
+    spec: PodSpec, ids: Mapping[str, str | None], resizes: Mapping[str, Resize], problems: list[str]
 ) -> Iterator[ContainerMeta]:
     for group, kind in (
         (spec.init_containers, ContainerKind.INIT),
@@ -293,19 +293,21 @@ def _resizes(status: PodStatus, problems: list[str]) -> Iterator[tuple[str, Resi
             )
 
 
-def _ids(status: PodStatus) -> Iterator[tuple[str, str]]:
+def _ids(status: PodStatus, problems: list[str]) -> Iterator[tuple[str, str | None]]:
     """Name and bare id (``containerd://<id>`` without the scheme) of every container that has been made."""
     for group in (status.init_container_statuses, status.container_statuses, status.ephemeral_container_statuses):
         for container in group or ():
             if container.container_id:
-                yield container.name, container.container_id.rpartition("://")[2]
+                where = f"id of container {container.name[:LONGEST_NAME]}"
+                yield container.name, shortened(container.container_id.rpartition("://")[2], where, problems)
 
 
 def _address(status: PodStatus) -> str | None:
     """The pod's first address; None while it has none. An invalid address is left out: it would be used in URLs."""
     text = status.pod_ip or next((ip.ip for ip in status.pod_ips or ()), "")
     try:
-        return str(ipaddress.ip_address(text)) if text else None
+        # A scope may be any text.
+        return str(ipaddress.ip_address(text)) if text and "%" not in text else None
     except ValueError:
         return None
 

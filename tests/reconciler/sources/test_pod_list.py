@@ -145,6 +145,18 @@ def test_owner_priority_sidecars_and_ephemeral_containers() -> None:
     assert meta.problems == ("container main: limits: cpu: 'x': expected a quantity such as 100m, 4Gi, 1e3 or 0.5",)
 
 
+def test_texts_of_the_status_that_are_longer_than_any_are_not_kept() -> None:
+    pod = pod_json("1")
+    pod["spec"] = {"containers": [{"name": "main"}]}
+    pod["status"] = {
+        "podIP": f"fe80::1%{'x' * 100_000}",
+        "containerStatuses": [{"name": "main", "containerID": f"containerd://{'a' * 100_000}"}],
+    }
+    (meta,), _ = decode_pods(pod_list(pod), MARKS)
+    assert (meta.ip, meta.containers[0].id) == (None, None)
+    assert meta.problems == ("id of container main: '100000 characters': expected at most 253",)
+
+
 def test_long_and_unused_annotations_are_not_kept() -> None:
     unused = "kubectl.kubernetes.io/last-applied-configuration"
     annotations = {unused: "{}", "a": "1", "b": "x" * 5_000, "volcano.sh/qos-level": "BE"}
