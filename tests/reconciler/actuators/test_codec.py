@@ -45,7 +45,8 @@ from reconciler.control import side_actuators
 from state.entry import LedgerEntry, LedgerEvent, RestoreOutcome, RestoreResult
 from state.kinds import NETWORK, SYSCTL
 from state.ledger import Ledger
-from state.store import Store
+from state.schema import FILES
+from state.store import Store, StoreBatch
 from tests.fakes.no_api import no_api
 from tests.state.ledgers import entry
 
@@ -473,3 +474,11 @@ async def test_one_walk_reports_what_no_table_can_undo(ledger: Ledger) -> None:
     done = await restore_ledger(ledger, table, side_actuators.codec_of, "u")
     assert [(result.file, result.undo) for result in done[2:]] == [("c", unknown)]
     assert len(ledger.of_kind(SYSCTL)) == 2
+
+
+def test_only_rows_that_differ_are_written(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(ledger, node_files.CODECS[SYSCTL], values(a=1, b=2))
+    batches: list[StoreBatch] = []
+    monkeypatch.setattr(ledger._store, "apply", batches.append)
+    write_rows(ledger, node_files.CODECS[SYSCTL], values(a=1, b=3))
+    assert [list(batch.rows[FILES]) for batch in batches] == [["sysctl:/:b"]]

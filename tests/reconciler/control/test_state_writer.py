@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from cgroupfs.errors import StoreError
 from reconciler.daemon.agent import Agent
 from reconciler.headroom.cpu import ClusterTarget
 from state.model import Hold
 from state.schema import ASSIGNMENTS, HOLDS, META, PUBLISHED, RUNNING, SETTINGS
+from state.store import StoreBatch
 from tests.fakes.livenode import BATCH, LiveNode, begin
 
 
@@ -62,3 +64,22 @@ async def test_a_problem_ends_with_the_next_flush_also_where_nothing_has_changed
         await agent.keeper.flush()
         assert wrong(agent) == (True, False)
         assert agent.alerts.raised["store"] == 2
+
+
+async def test_a_store_that_failed_under_another_part_is_reported_where_nothing_has_changed(live: LiveNode) -> None:
+    async with live.looked() as agent:
+        begin(agent)
+        await agent.keeper.flush()
+        assert not agent.record.ledger.unflushed
+        directory = Path(live.store).parent
+        directory.rename(directory.with_name("aside"))
+        directory.touch()
+        batch = StoreBatch()
+        batch.put(META, "of another part", b"\xc0")
+        with pytest.raises(StoreError):
+            agent.record.store.apply(batch)
+        assert wrong(agent) == (False, False)
+        await agent.keeper.flush()
+        assert wrong(agent) == (False, True)
+        directory.unlink()
+        directory.with_name("aside").rename(directory)
