@@ -24,6 +24,8 @@ from cgroupfs.watch import DirWatcher, Mask
 
 _MOST: Final = 64 * 1024
 """Bytes of a process's list of groups."""
+_MOST_ELSEWHERE: Final = 64
+"""Paths of hierarchies in other mount namespaces, which a privileged container chooses; each is compared per write."""
 _POD: Final = "kubepods"
 _OUTSIDE: Final = ":/.."
 """How a group begins that is outside of our cgroup namespace."""
@@ -441,6 +443,8 @@ class FanotifyWatch:
             except OSError:
                 continue
             if same.st_ino == stat.st_ino:
+                if len(self._elsewhere) >= _MOST_ELSEWHERE:
+                    self._elsewhere.clear()
                 self._elsewhere.add((stat.st_dev, "/".join(parts[:depth])))
                 return "/" + "/".join(parts[depth:-1])
         return ""

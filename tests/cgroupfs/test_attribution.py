@@ -130,6 +130,15 @@ async def test_a_write_from_another_mount_namespace_is_placed(watch: FanotifyWat
     }
 
 
+async def test_paths_of_other_mount_namespaces_are_bounded(watch: FanotifyWatch, cpu: str) -> None:
+    os.mkdir(f"{cpu}{GROUP}/pod")
+    file = f"{GROUP}/pod/cpu.shares"
+    stat = os.stat(f"{cpu}{file}")
+    for number in range(1000):
+        assert watch._group(f"/mnt/{number}{file}", cpu, stat) == f"{GROUP}/pod"
+    assert len(watch._elsewhere) <= 64
+
+
 STORM = """
 import os, sys
 turns, paths = int(sys.argv[1]), sys.argv[2:]
