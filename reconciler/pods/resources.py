@@ -29,6 +29,8 @@ EXTENDED_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
 
 _MID: Final = "kubernetes.io/mid-"
 _SHOWN: Final = 32
+_MOST: Final = 1 << 50
+"""1 PiB, or as many thousandths of a CPU. Settings, and sums of a node's containers, have to fit into 64 bits."""
 _PARTS: Final = frozenset("num")
 """The suffixes of quantities that are parts of a unit: nano, micro and milli."""
 _FEW_NAMED: Final = 3
@@ -99,8 +101,9 @@ def read_resources(where: str, quantities: Quantities | None) -> tuple[Resources
                 expected = "a quantity such as 100m, 4Gi, 1e3 or 0.5"
                 problems.append(str(InputError(f"{where}: {name}", quantities[name], expected)))
                 continue
-            if value < 0:
-                problems.append(str(InputError(f"{where}: {name}", quantities[name], "a quantity of 0 or more")))
+            if not 0 <= value <= _MOST:
+                expected = "a quantity of 0 or more" if value < 0 else "a quantity that some machine has"
+                problems.append(str(InputError(f"{where}: {name}", quantities[name], expected)))
                 continue
             numbers[name] = value
             mid = mid or name.startswith(_MID)

@@ -176,3 +176,14 @@ def test_an_amount_that_is_legal_and_cannot_be_meant_is_named_with_its_unit(name
 )
 def test_amounts_that_can_be_meant_are_no_problem(name: str, value: str | int) -> None:
     assert read_resources("c", {name: value})[1] == ()
+
+
+@pytest.mark.parametrize("name", ["cpu", "memory", "kubernetes.io/batch-cpu", "bypassd/batch-memory"])
+@pytest.mark.parametrize("text", ["999999999999999999E", "1e30", 10**20, "20E"])
+def test_a_quantity_that_no_machine_has_is_not_used(name: str, text: str | int) -> None:
+    """A setting of more than 64 bits has no row in the store: none of the node's was written any more."""
+    resources, (problem,) = read_resources("limits", {name: text})
+    assert resources == Resources()
+    assert problem.endswith("expected a quantity that some machine has")
+    most = 2**50 if name != "cpu" else 2**50 // 1000
+    assert read_resources("limits", {name: most})[0] != Resources()
