@@ -92,10 +92,13 @@ def resolve(manifests: Iterable[Manifest], names: Mapping[str, tuple[str, str]],
     cannot be computed here: such a manifest is joined by name, ``<name>-<node>``, with the uid that another source (a
     bundle, CRI) has for that name.
 
+    Such a uid is a hash in hexadecimal. Source: Kubernetes, pkg/kubelet/config/common.go (applyDefaults).
+
     ``names`` maps the uids that exist to (namespace, name) from other sources; ``node`` is the node's name where known.
     A manifest whose pod is not among them is left out: it describes no existing directory.
     """
-    by_name = {name: uid for uid, name in names.items()}
+    # A hash has no dash, and a uid of the API server has: its pod may have a name that begins like a static one's.
+    by_name = {name: uid for uid, name in names.items() if "-" not in uid}
     pods: list[PodMeta] = []
     for manifest in manifests:
         meta = manifest.meta

@@ -80,7 +80,7 @@ NAMES = {
     "u1": ("default", "web-node1"),
     "u2": ("default", "web-cache-node1"),
     "u3": ("other", "web-node1"),
-    "u4": ("default", "web-5f7d-abcde"),
+    "4f1d0c5e-9d0c-4b63-9a3c-0a0f6d0b7a11": ("default", "web-5f7d-abcde"),
 }
 
 
@@ -96,6 +96,13 @@ def test_a_manifest_without_a_uid_is_joined_by_its_pods_full_name() -> None:
 def test_without_the_nodes_name_only_an_unambiguous_name_is_taken() -> None:
     pods = resolve([manifest("web"), manifest("web-cache"), manifest("web", namespace="other")], NAMES, None)
     assert [(pod.uid, pod.name) for pod in pods] == [("u2", "web-cache-node1"), ("u3", "web-node1")]
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_pod_of_the_api_server_is_never_taken_for_a_static_one(*, runs: bool) -> None:
+    """Its author chose a name that begins like that of a static pod of the namespace."""
+    names = {uid: NAMES[uid] for uid in (["u3", "u1"] if runs else ["u3"])} | {list(NAMES)[3]: NAMES[list(NAMES)[3]]}
+    assert [pod.uid for pod in resolve([manifest("web")], names, None)] == ["u1"] * runs
 
 
 def test_a_manifest_with_a_uid_keeps_it_and_learns_its_full_name() -> None:
