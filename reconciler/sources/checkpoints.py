@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, Protocol, TypeVar, final
+from typing import Any, Final, Protocol, TypeVar, final
 
 import trio
 from msgspec.structs import replace
@@ -99,6 +99,8 @@ class CheckpointSource:
         self.devices: DeviceState | CheckpointError | None = None
         self.resizes: dict[str, AllocationState | CheckpointError] = {}
         """The checkpoints as last read: the state, or why it is unusable; those of in-place resizing by file name."""
+        self._outcomes: dict[str, tuple[object, Any]] = {}
+        """By path: the version of the file that was read last, and what was in it."""
         self._faults: dict[str, str] = {}
         self._granted: Granted = {}
         self._affinity: Mapping[str, Mapping[str, CpuSet]] = {}
@@ -280,7 +282,7 @@ class CheckpointSource:
         if name == CPU_STATE:
             return self._read_cpus(os.path.join(self._directory, name), now)
         if name == MEMORY_STATE:
-            memory = _outcome(os.path.join(self._directory, name), parse_memory_manager_state)
+            memory = self._outcome(os.path.join(self._directory, name), parse_memory_manager_state)
             self._note(name, memory)
             news, self.memory = _differ(memory, self.memory), memory
             if news:
@@ -288,16 +290,33 @@ class CheckpointSource:
         elif name in _RESIZE_FILES:
             news = self._read_resizes(name)
         else:
-            devices = _outcome(os.path.join(self._plugins, _DEVICES), parse_devices)
+            devices = self._outcome(os.path.join(self._plugins, _DEVICES), parse_devices)
             self._note(name, devices)
             news, self.devices = _differ(devices, self.devices), devices
             if news:
                 self._affinity = self._find_affinity()
         return news
 
+    def _outcome(self, path: str, parse: Callable[[bytes, str], _T]) -> _T | CheckpointError:
+        """What a file holds, or why it is unusable. One that is the same as last time is not read again."""
+        # Before it is read: a file that replaces it meanwhile is another one at the next time.
+        version = _version(path)
+        result: _T | CheckpointError
+        known, result = self._outcomes.get(path, (None, None))
+        if version is not None and version == known:
+            return result
+        try:
+            result = read_checkpoint(path, parse)
+        except CheckpointError as exc:
+            result = exc
+            if exc.fault is CheckpointFault.UNREADABLE:
+                version = None
+        self._outcomes[path] = version, result
+        return result
+
     def _read_resizes(self, name: str) -> bool:
         """One of the files of in-place resizing. A good reading outlasts a bad one, but not the file."""
-        result, before = _outcome(os.path.join(self._directory, name), parse_allocations), self.resizes.get(name)
+        result, before = self._outcome(os.path.join(self._directory, name), parse_allocations), self.resizes.get(name)
         worse = self._note(name, result)
         if self._faults[name] and isinstance(before, AllocationState):
             return worse
@@ -331,7 +350,7 @@ class CheckpointSource:
         return affinity_of(memory, devices, read_pci_nodes(unplaced, self._base))
 
     def _read_cpus(self, path: str, now: float) -> bool:
-        result = _outcome(path, parse_cpu_manager_state)
+        result = self._outcome(path, parse_cpu_manager_state)
         news = _differ(result, self.cpus)
         if news and isinstance(result, CheckpointError):
             _LOG.warning("a checkpoint cannot be used", error=str(result))
@@ -350,6 +369,15 @@ class CheckpointSource:
         return status.st_ino, status.st_ctime
 
 
+def _version(path: str) -> object:
+    """Changes when the file does; None while there is none. The kubelet replaces its files."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
 def _is_missing(result: object) -> bool:
     return isinstance(result, CheckpointError) and result.fault is CheckpointFault.MISSING
 
@@ -357,10 +385,3 @@ def _is_missing(result: object) -> bool:
 def _differ(now: object, before: object) -> bool:
     """Errors compare by their text: the same fault again is nothing new."""
     return str(now) != str(before) if isinstance(now, CheckpointError) else now != before
-
-
-def _outcome(path: str, parse: Callable[[bytes, str], _T]) -> _T | CheckpointError:
-    try:
-        return read_checkpoint(path, parse)
-    except CheckpointError as exc:
-        return exc

@@ -15,6 +15,7 @@ from reconciler.sources import checkpoints
 from reconciler.sources.checkpoints import CheckpointSource
 from state import checksum
 from state.checkpoint import CheckpointError, CheckpointFault
+from state.kubelet import CpuManagerState
 from state.model import Classification, Container, CpuPolicy, GroupRef, Pod, PodClass, Resources
 from tests.fakes.kubelet.cpu_manager import checkpoint as cpu_state
 from tests.until import until
@@ -176,6 +177,25 @@ async def test_a_start_soon_after_another_one_is_not_lost(
     for number in (1, 2):
         node.start_kubelet()
         await until(lambda number=number: node.marks.log.count("*kubelet restarted") == number)  # type: ignore[misc]
+
+
+def test_a_file_that_is_the_same_is_not_parsed_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checksum of a node's device checkpoint takes up to 64 ms, and each file is due once a minute."""
+    node.write(cpu_state("static", "0-1"))
+    node.write_devices()
+    source = node.source()
+    known = (source.cpus, source.devices)
+    with monkeypatch.context() as patched:
+        patched.setattr(checksum, "fnv1a", pytest.fail)
+        source.read_all()
+    assert (source.cpus, source.devices) == known
+    node.write(cpu_state("static", "0-2"))
+    source.read_all()
+    assert isinstance(source.cpus, CpuManagerState)
+    assert str(source.cpus.default_cpus) == "0-2"
+    (node.kubelet / "cpu_manager_state").unlink()
+    source.read_all()
+    assert isinstance(source.cpus, CheckpointError)
 
 
 async def test_a_link_in_the_place_of_the_socket_is_not_followed(node: Node) -> None:
