@@ -27,8 +27,7 @@ _CPU_DIRECTORY: Final = re.compile(r"cpu(\d+)")
 _NODE_DIRECTORY: Final = re.compile(r"node(\d+)")
 _CACHE_DIRECTORY: Final = re.compile(r"index(\d+)")
 _STAT_CPU: Final = re.compile(r"^cpu(\d+) ", re.MULTILINE)
-_SMALLEST: Final = 4096
-"""A page."""
+_PAGE: Final = 4096
 _FARTHEST: Final = 255
 """The firmware's table (ACPI SLIT) has one byte for each distance."""
 _LARGEST: Final = 1 << 16
@@ -153,7 +152,7 @@ def _memory(node: str) -> int | None:
         return total
     huge = huge_bytes(sizes, lambda size: _text(f"{node}/hugepages/{size}/nr_hugepages"))
     # 0 is a node without memory, and one with nothing but huge pages has some.
-    return max(_SMALLEST, ordinary_bytes(total, huge))
+    return max(_PAGE, ordinary_bytes(total, huge))
 
 
 def _l3_of(base: str, online: CpuSet, package: Mapping[int, tuple[int, int]]) -> dict[int, int]:
@@ -207,7 +206,11 @@ def _text(path: str, most: int = _LARGEST) -> str:
     except OSError:
         return ""
     try:
-        return os.read(file, most).decode("ascii", "replace")
+        text = part = os.read(file, most)
+        # One read of a CPU list has a page at most; another one of each short file would cost as much as the first.
+        while part and not len(part) % _PAGE and len(text) < most:
+            text += (part := os.read(file, most - len(text)))
+        return text.decode("ascii", "replace")
     except OSError:
         return ""
     finally:

@@ -160,6 +160,16 @@ def test_proc_stat_of_a_thousand_cpus_is_read_whole(tmp_path: Path) -> None:
     assert read_topology(node(tmp_path, {"proc/stat": "".join(lines)})).online == CpuSet(cpus)
 
 
+def test_a_cpu_list_of_more_than_a_page_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lists of nodes and cores are binary attributes, and one read of such a file has a page at most."""
+    evens, odds = ",".join(map(str, range(0, 2048, 2))), ",".join(map(str, range(1, 2048, 2)))
+    nodes = {"sys/devices/system/node/node0/cpulist": evens, "sys/devices/system/node/node1/cpulist": odds}
+    real = os.read
+    monkeypatch.setattr(os, "read", lambda number, most: real(number, min(most, 4096)))
+    topology = read_topology(node(tmp_path, {f"{CPU}/online": "0-2047", **nodes}))
+    assert [len(topology.node_cpus(number)) for number in (0, 1)] == [1024, 1024]
+
+
 def test_nonsense_in_sys_falls_back_file_by_file(tmp_path: Path) -> None:
     files = {
         f"{CPU}/online": "0-1",
