@@ -9,6 +9,7 @@ minus online's use is Heracles'. Differences: the ceiling does not jump in betwe
 two rates at each crossing, and the link never fills up above the waterline because of BE.
 """
 
+import math
 from typing import Final
 
 from state.network import ByteCounters, LinkLimits, Throughput
@@ -58,11 +59,11 @@ def step(ceiling: int, online: int | None, bounds: LinkLimits) -> int:
     room = min(max(bounds.waterline - online, bounds.floor), bounds.ceiling)
     if room < present:
         return room
-    risen = min(room, present + max(1, (bounds.ceiling - bounds.floor) // _STEPS))
+    least = math.ceil(bounds.link * _DEAD)
+    # Where floor and ceiling are close to each other a tenth of the way is less than what counts as a change.
+    risen = min(room, present + max(1, least, (bounds.ceiling - bounds.floor) // _STEPS))
     # The last step, up to the ceiling, may be small: else the ceiling would never be reached.
-    if risen - present < bounds.link * _DEAD and risen != bounds.ceiling:
-        return present
-    return risen
+    return present if risen - present < least and risen != bounds.ceiling else risen
 
 
 def split(ceiling: int, be: int, pods: int) -> tuple[int, int]:

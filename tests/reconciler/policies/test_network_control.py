@@ -110,3 +110,12 @@ def test_below_the_line_it_reaches_its_top_in_a_dozen_steps(ceiling: int, online
     for _ in range(12):
         ceiling = step(ceiling, online, LINK)
     assert ceiling == LINK.ceiling
+
+
+@pytest.mark.parametrize(("floor", "ceiling"), [(10, 15), (1, 10), (10, 11), (39, 40)])
+def test_a_ceiling_close_to_the_floor_is_reached_as_well(floor: int, ceiling: int) -> None:
+    bounds = limits_of(1_000, floor, ceiling, 80)
+    now = bounds.floor
+    for _ in range(12):
+        now = step(now, 0, bounds)
+    assert now == bounds.ceiling
