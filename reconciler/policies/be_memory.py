@@ -112,7 +112,9 @@ def step(state: MemoryState, sample: MemorySample, now: float, config: BeMemoryC
         cut = max(reserve - available, total * config.shrink_percent // 100)
         floor = min(max(total * config.floor_percent // 100, _LEAST), top)
         return MemoryState(high_bytes=min(high, max(floor, base - cut)))
-    if available * 100 < reserve * config.clear_percent or high == top:
+    # Of a large reserve that much is never available: then half of what is beyond it.
+    clear = min(reserve * config.clear_percent // 100, reserve + top // 2)
+    if available < clear or high == top:
         return MemoryState(high_bytes=high)
     calm = state.calm_since if state.calm_since is not None and state.calm_since <= now else now
     if now - calm < config.grow_after_s:

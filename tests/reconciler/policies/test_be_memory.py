@@ -69,6 +69,17 @@ def test_it_comes_back_by_one_step_after_each_calm_minute() -> None:
     assert (log[0], log[11], log[12], log[23], log[24]) == (50, 50, 51, 51, 52)
 
 
+@pytest.mark.parametrize(("percent", "clear"), [(10, 20), (30, 60), (40, 70), (50, 75), (90, 95)])
+def test_it_comes_back_with_every_reserve_that_may_be_configured(percent: int, clear: int) -> None:
+    """Twice a reserve of half of the node is never available."""
+    config = BeMemoryConfig(reserve_percent=percent, floor_percent=0)
+    for available, grows in ((clear - 1, False), (clear, True)):
+        state = MemoryState(high_bytes=GIGA)
+        for look in range(13):
+            state = step(state, sample(available, 1), look * 5.0, config)
+        assert state.high_bytes == (2 if grows else 1) * GIGA
+
+
 def test_the_first_state_is_what_is_in_force_and_never_above_all_but_the_reserve() -> None:
     assert start(None, TOTAL, CONFIG).high_bytes == TOP
     assert start(70 * GIGA, TOTAL, CONFIG).high_bytes == 70 * GIGA
