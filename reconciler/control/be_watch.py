@@ -157,6 +157,8 @@ class StartWatch:
         self._reconciler = reconciler
         self._usage = usage
         self._starts: dict[str, _WatchedStart] = {}
+        self._over: set[str] = set()
+        """Containers that the plan has as starting, and that are watched no more."""
         self.late = 0
 
     def check(self, now: float) -> None:
@@ -164,15 +166,18 @@ class StartWatch:
         plan = self._reconciler.plan
         if plan is None or plan.pools.quota_milli is None:
             self._starts.clear()
+            self._over.clear()
             return
+        self._over &= plan.starts.created.keys()
         for cid in plan.starts.created:
-            if cid not in self._starts and len(self._starts) < _MOST:
+            if cid not in self._starts and cid not in self._over and len(self._starts) < _MOST:
                 self._begin(cid, now, plan.pools.quota_milli.keys())
         late_s = self._reconciler.policies.reclaimed.start.late_s
         for cid, start in list(self._starts.items()):
             # Files are read of late starts only: most starts end long before.
             if now - start.at >= late_s and not self._still_in_time(cid, start, now):
                 del self._starts[cid]
+                self._over.add(cid)
 
     def _begin(self, cid: str, now: float, quotas: Container[str]) -> None:
         pod = self._pod(cid)
