@@ -162,9 +162,14 @@ class HourRows(Generic[T]):
         self._clock.hours = sorted(self._mine)[-_MOST_HOURS:]
         batch.put(META, f"{self._prefix}{_CLOCK}", msgspec.msgpack.encode(self._clock))
         unsaved, self._unsaved = self._unsaved, set()
+        done = False
         try:
             await in_worker(self._store.apply, batch, limiter=self._lane)
+            done = True
         except StoreError:
-            self._unsaved |= unsaved
-        else:
-            self._stored = stored
+            return
+        finally:
+            # Also where it was cancelled: the save at the end has to have them.
+            if not done:
+                self._unsaved |= unsaved
+        self._stored = stored

@@ -253,3 +253,25 @@ def test_rows_of_one_hour_have_the_parts_of_both_and_their_number_is_bounded(tmp
     assert (other.minutes, len(other.windows)) == (81, 64)
     hour.merge(other)
     assert (hour.minutes, len(hour.windows), hour.windows["both"].minutes) == (83, 64, 2)
+
+
+async def test_a_save_that_is_cancelled_while_it_waits_for_the_store_loses_no_minute(books: Books) -> None:
+    """An end of the daemon while another part writes to the store: the last save has to have what the first had."""
+    lane = trio.CapacityLimiter(1)
+    books.effect = EffectHours(
+        books.store,
+        lane,
+        counted=Counter,
+        mode=lambda: books.mode,
+        promises=lambda: books.promises,
+        window=lambda: None,
+        wall=lambda: books.now,
+        uptime=lambda: books.now - books.booted,
+    )
+    books.minute(0.0)
+    await lane.acquire_on_behalf_of("another part")
+    with trio.move_on_after(0) as scope:
+        await books.effect.save()
+    assert scope.cancelled_caught
+    lane.release_on_behalf_of("another part")
+    assert await books.stored() == {0: 1}
