@@ -205,7 +205,8 @@ class HoldManager:
         if target not in self.all:
             return False
         await self.rows.write(target, None)
-        del self.all[target]
+        # Meanwhile it may have expired, or another release may have ended it.
+        self.all.pop(target, None)
         return True
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

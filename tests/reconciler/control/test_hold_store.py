@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
+import trio.testing
 
 from cgroupfs.errors import InputError
 from reconciler.actuators.holds import LONGEST_S, MOST
@@ -196,6 +197,37 @@ async def test_holds_in_the_store_beyond_the_bound_are_not_in_force(world: World
     for number in range(MOST + 5):
         world.store.rows[f"pod:{number}"] = Hold(target=f"pod:{number}", reason="r", by="b")
     assert len(world.start().all) == MOST
+
+
+@pytest.mark.parametrize("meanwhile", ["released by another", "expired"])
+async def test_a_hold_may_end_while_its_release_waits_for_the_store(
+    tmp_path: Path, world: World, meanwhile: str
+) -> None:
+    store, lane = Store(str(tmp_path / "state.db")), trio.CapacityLimiter(1)
+    book = HoldManager(
+        HoldRows(store, lane), lambda _holds: None, boot_id="b", wall=lambda: world.wall, boot=lambda: world.boot
+    )
+    await book.put(Hold(target="node", reason="r", by="ana", until=world.wall + 60))
+    results: list[bool] = []
+
+    async def release() -> None:
+        results.append(await book.release("node"))
+
+    await lane.acquire_on_behalf_of("another part")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(release)
+        if meanwhile == "expired":
+            await trio.testing.wait_all_tasks_blocked()
+            world.wall, world.boot = world.wall + 61, world.boot + 61
+            book.expire()
+        else:
+            nursery.start_soon(release)
+            await trio.testing.wait_all_tasks_blocked()
+        lane.release_on_behalf_of("another part")
+    assert results == ([True] if meanwhile == "expired" else [True, True])
+    assert not book.all
+    assert not dict(store.rows(HOLDS))
+    store.close()
 
 
 # Through the daemon's own controls
