@@ -105,7 +105,7 @@ class QuotaLender:
             load, swing = self._load.add(reading, config.swing_window_s)
         pools = self._reconciler.pools
         cpus = len(pools.online_cpus if pools is not None else self._reconciler.inventory.readings.topology.online)
-        samples = {borrower.path: self._turbo_sample(borrower, now, config.interval_s) for _, borrower in borrowers}
+        samples = {borrower.path: self._turbo_sample(borrower, now) for _, borrower in borrowers}
         node = TurboNode(cpus=cpus, load_percent=load, swing=swing)
         self.turbo = quota_turbo.step(self.turbo, samples, node, config)
         self._publish({path: state.quota_us for path, state in self.turbo.items()}, borrowers)
@@ -117,10 +117,11 @@ class QuotaLender:
         pods = reconciler.inventory.pods.values()
         return quota_turbo.borrowers(pods, reconciler.pools, reconciler.policies.quota_turbo)
 
-    def _turbo_sample(self, borrower: QuotaBorrower, now: float, interval_s: float) -> TurboSample:
+    def _turbo_sample(self, borrower: QuotaBorrower, now: float) -> TurboSample:
         use = self._groups.current_of(borrower.path, now)
         moved = self._groups.moved(borrower.path)
-        if use is None or moved is None or use.age_s > interval_s:
+        # One reading is one step: what was read before has had its answer.
+        if use is None or moved is None or use.age_s >= use.interval_s / 2:
             return TurboSample(borrower=borrower)
         return TurboSample(
             borrower=borrower,

@@ -39,6 +39,7 @@ class Counting:
         self._kernel = kernel
         self.used_us = 0
         self.hit = 0
+        self.lost = False
         self.ticks: list[int] | None = [0, 0]
 
     def read(self, directory: Any, file: str) -> str:
@@ -46,6 +47,8 @@ class Counting:
             if self.ticks is None:
                 raise FileNotFoundError(2, "gone", file)
             return "cpu 0\n" + "".join(f"cpu{cpu} {self.ticks[0]} 0 0 {self.ticks[1]} 0\n" for cpu in range(8))
+        if self.lost and file in {"cpuacct.usage", "cpu.stat"} and str(directory).endswith(MAIN):
+            raise OSError(5, "EIO", file)
         text = self._kernel.read(directory, file)
         if file == "cpuacct.usage" and str(directory).endswith(MAIN):
             return f"{self.used_us * 1000}\n"
@@ -212,6 +215,21 @@ async def test_quota_turbo_gives_back_what_it_lent_when_the_average_is_reached(n
         assert max(held) == 2 * LIMIT
         assert held[-1] == LIMIT
         assert used <= 25 * LIMIT * 10, "on average over all of these seconds: its limit"
+
+
+async def test_quota_turbo_lends_nothing_more_on_a_reading_that_it_has_had(node: LiveNode) -> None:
+    async with looking(node, TURBO) as seconds:
+        for _ in range(5):
+            await seconds.next(used_us=0, hit=0)
+        (before, _) = await seconds.next()
+        assert LIMIT < int(before) < 2 * LIMIT, "it would grow with another such second"
+        seconds.files.lost = True
+        (after, _) = await seconds.next()
+        assert int(after) <= int(before)
+        seconds.files.lost = False
+        for _ in range(3):
+            (after, _) = await seconds.next()
+        assert int(after) > int(before)
 
 
 async def test_a_pod_that_goes_takes_its_loan_along(node: LiveNode) -> None:
