@@ -116,6 +116,9 @@ class CpusetRepair:
         return directories
 
     def _took(self, cpus: CpuSet, known: Mapping[str, CpuSet]) -> None:
+        # Without the pods that were removed.
+        there = {*known, *self._above()}
+        self._lacking = {path: lacks for path, lacks in self._lacking.items() if path in there}
         for path, have in known.items():
             above = known.get(path.rpartition("/")[0])
             if above is not None:

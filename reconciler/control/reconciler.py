@@ -192,6 +192,7 @@ class Reconciler:
     def gone(self, container_id: str) -> None:
         """The runtime has deleted the container; its directories show the rest."""
         self._reassertion.gone(container_id)
+        self._found.discard(container_id)
         self.dirty.mark(container_key(container_id), within_s=_WRITTEN_S)
         self._metadata.container_changed()
 
@@ -474,18 +475,18 @@ class Reconciler:
             before = {container.id: container.group.path for container in seen.before.containers}
         for cid in seen.went:
             self.timelines.went(cid)
+            self._found.discard(cid)
             if cid in before:
                 self.actuator.forget(before[cid], cid)
-        if seen.before is None or (seen.pod is not None and seen.pod.group == seen.before.group):
-            if seen.pod is not None:
-                # Each time (9 µs): the directory is the kubelet's, whose writes there bring no event, and its set and
-                # quota bound what is planned for the pod.
-                knobs = (*BOUNDS, "cpu.mems") if self.policies.numa_memory.enabled else BOUNDS
-                self.actuator.judge.control_files.load(seen.pod.group.path, knobs)
-            return
-        # Removed, or created again under its old uid (a static pod).
-        self.actuator.forget(seen.before.group.path)
-        if seen.pod is None:
+        if seen.before is not None and (seen.pod is None or seen.pod.group != seen.before.group):
+            # Removed, or created again under its old uid (a static pod).
+            self.actuator.forget(seen.before.group.path)
+        if seen.pod is not None:
+            # Each time (9 µs): the directory is the kubelet's, whose writes there bring no event, and its set and quota
+            # bound what is planned for the pod.
+            knobs = (*BOUNDS, "cpu.mems") if self.policies.numa_memory.enabled else BOUNDS
+            self.actuator.judge.control_files.load(seen.pod.group.path, knobs)
+        elif seen.before is not None:
             self.wanted.pop(seen.before.uid, None)
             self.refusals.pop(seen.before.uid, None)
 

@@ -269,3 +269,17 @@ async def test_the_ticker_notices_without_any_event(node: Node) -> None:
 
 async def _note(seen: list[str], change: CpuChange) -> None:
     seen.append(change.describe)
+
+
+async def test_nothing_is_kept_of_pods_that_were_removed(node: Node) -> None:
+    async with node.live.looked() as agent:
+        for _ in range(2):
+            await node.switch(agent, off="3")
+            await node.switch(agent, on="3")
+        assert group(BATCH) in agent.control.repair._lacking
+        node.live.kernel.remove_group(group(BATCH))
+        await node.live.look(agent)
+        await node.switch(agent, off="3")
+        await node.switch(agent, on="3")
+        assert group(BATCH) not in agent.control.repair._lacking
+        assert TOP in agent.control.repair._lacking

@@ -8,15 +8,17 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import SourceError
 from reconciler.actuators.cgroup.conflict import WriteAttribution
 from reconciler.control import reconciler as module
 from reconciler.control.planner import plan_node
 from reconciler.daemon.agent import Agent
 from reconciler.runtime.workqueue import NODE, TICK, DirtyBatch, container_key, files_key, pod_key
+from reconciler.sources.runtime_signal import RuntimeEvent
 from reconciler.sources.tree import TreeSource
 from tests.fakes.kubelet.cpu_manager import checkpoint
-from tests.fakes.livenode import BATCH, BOX, PINNED, LiveNode, container_id
+from tests.fakes.livenode import BATCH, BOX, PINNED, LiveNode, container_id, group
 from tests.fakes.report import status_report
 
 OTHER = "dddddddd-4444-4444-8444-444444444444"
@@ -135,3 +137,34 @@ async def test_a_look_at_one_pod_is_not_the_first_whole_look(live: LiveNode, eve
             await worker.ready.wait()
             assert (agent.writes.judge.lost, worker.problem) == (False, None)
             nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("removed", ["by its directories", "by the runtime's event"])
+async def test_nothing_is_kept_of_a_container_without_a_signal_that_was_removed(live: LiveNode, removed: str) -> None:
+    async with live.looked() as agent:
+        worker, cid = agent.control.reconciler, container_id(BATCH)
+        worker.settled(cid, 0.0, RuntimeEvent.ABSENT)
+        await live.look(agent)
+        assert cid in worker._found
+        if removed == "by its directories":
+            live.kernel.remove_group(BOX)
+            await live.look(agent)
+        else:
+            worker.gone(cid)
+        assert not worker._found
+
+
+async def test_what_bounds_a_pod_made_again_under_its_uid_is_read_before_it_is_planned(live: LiveNode) -> None:
+    """A static pod keeps its uid: the kubelet may remove its group and make it again between two passes."""
+    async with live.looked() as agent:
+        live.kernel.remove_group(group(BATCH))
+        live.admit(BATCH, "ci", "batch-7")
+        live.run(BATCH)
+        live.write(BOX, "cpuset", "cpuset.cpus", "0,5")
+        live.write(group(BATCH), "cpuset", "cpuset.cpus", "0,5")
+        await live.look(agent)
+        view = agent.control.reconciler.view
+        assert view is not None
+        assert view.actual.get((group(BATCH), "cpu.set")) == CpuSet.parse("0,5")
+        (refusal,) = agent.control.reconciler.refusals[BATCH]
+        assert refusal.reason.endswith("has only CPU 0,5: of 5-6, CPU 5 is set")
