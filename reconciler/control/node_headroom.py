@@ -271,7 +271,7 @@ class PeakPredictor:
             if (number := row_of(name)) in parts:
                 parts[number].append(encode_workload(name, workload, at_s, known=known))
             await slices.checkpoint()
-        batch = StoreBatch()
+        batch, emptied = StoreBatch(), set[str]()
         for number, workloads in parts.items():
             key = f"{ROW}{number}"
             if workloads:
@@ -279,10 +279,11 @@ class PeakPredictor:
                 self._stored.add(key)
             elif key in self._stored:
                 batch.delete(META, key)
-                self._stored.discard(key)
+                emptied.add(key)
         if batch:
             with suppress(StoreError):
                 await in_worker(self._store.apply, batch, limiter=self._lane)
+                self._stored -= emptied
 
 
 class PublishedNote(Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from reconciler.control.node_headroom import PeakPredictor
 from reconciler.control.pod_minutes import Minute
 from reconciler.headroom.cpu import HeadroomLaw
 from reconciler.headroom.peak_rows import ROW, ROWS, decode_row, row_of
+from reconciler.headroom.peaks import WorkloadPeaks
 from state.memory import NodeMemoryReading
 from state.model import NodeCpu, Pod, Pools
 from state.plan import NodePlan
@@ -266,3 +267,28 @@ async def test_the_component_learns_what_it_is_given_and_stores_all_at_its_end(
         f"{ROW}{row_of('ns/Pod/web-0')}",
         f"{ROW}{row_of('(system)')}",
     }
+
+
+def rows_of(node: Node) -> int:
+    return sum(key.startswith(ROW) for key, _ in node.store.rows(META))
+
+
+async def test_a_row_that_could_not_be_deleted_is_deleted_with_the_next_save(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.add("web-0")
+    await node.minutes(2)
+    await node.predictor.save(ROWS)
+    stored = rows_of(node)
+    assert stored > 0
+    node.predictor.peaks = WorkloadPeaks()
+
+    def full(_batch: StoreBatch) -> None:
+        raise StoreError("state.db", "no space left on device")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(node.store, "apply", full)
+        await node.predictor.save(ROWS)
+    assert rows_of(node) == stored
+    await node.predictor.save(ROWS)
+    assert rows_of(node) == 0
