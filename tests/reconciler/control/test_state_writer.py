@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
 from reconciler.daemon.agent import Agent
@@ -14,7 +16,7 @@ from reconciler.headroom.cpu import ClusterTarget
 from state.model import Hold
 from state.schema import ASSIGNMENTS, HOLDS, META, PUBLISHED, RUNNING, SETTINGS
 from state.store import StoreBatch
-from tests.fakes.livenode import BATCH, LiveNode, begin
+from tests.fakes.livenode import BATCH, WEB, LiveNode, begin
 
 
 def stored(agent: Agent) -> Mapping[str, Mapping[str, bytes]]:
@@ -83,3 +85,22 @@ async def test_a_store_that_failed_under_another_part_is_reported_where_nothing_
         assert wrong(agent) == (False, True)
         directory.unlink()
         directory.with_name("aside").rename(directory)
+
+
+async def test_the_pool_of_a_pod_that_is_otherwise_the_same_is_stored(live: LiveNode) -> None:
+    """What the command line shows of it while the daemon is down."""
+    async with live.looked() as agent:
+        await agent.keeper.flush()
+        worker = agent.control.reconciler
+        assert worker.plan is not None
+        pod = agent.control.inventory.pods[WEB]
+
+        def pool() -> object:
+            return msgspec.msgpack.decode(stored(agent)[ASSIGNMENTS][f"pod:{WEB}"])["pool"]
+
+        assert pool() == "shared"
+        worker.plan = replace(worker.plan, pools=replace(worker.plan.pools, bound={WEB: "shared/search"}))
+        worker.changes += 1
+        await agent.keeper.flush()
+        assert agent.control.inventory.pods[WEB] is pod
+        assert pool() == "shared/search"
