@@ -161,6 +161,11 @@ def pod_total(pod: Pod, amount: Callable[[Container], int | None]) -> int | None
     return max(sum(number for init, number in known if not init), *(number for init, number in known if init), 0)
 
 
+def process_groups(pod: Pod) -> tuple[Container | None, ...]:
+    """Where a pod's processes are: in its containers' groups; of a machine or kernel of its own (None) in the pod's."""
+    return pod.workload if pod.sandbox is None else (None,)
+
+
 def whole_pod(pod: Pod, knob: str, value: Value, *, policy: str, reason: str) -> list[Setting]:
     """A CPU set or memory nodes of a pod in a machine or kernel of its own: at its directory, where its processes are.
 

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from cgroupfs.codecs import DeviceLimits, Row, Value
 from cgroupfs.device_codecs import MAX_BFQ_WEIGHT, MAX_IOPS, MAX_LATENCY_US, MIN_CFQ_WEIGHT, cost_row
 from cgroupfs.naming import QosClass
-from reconciler.policies.base import Policy, PolicyConfig, unsupported_reason
+from reconciler.policies.base import Policy, PolicyConfig, process_groups, setting_of, unsupported_reason
 from state.disk import Disk, DiskPlan
 from state.model import NodeView, Pod, PodClass, Setting
 from state.plan import NodePlan
@@ -167,7 +167,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
         if view.versions.get("io") == 2:
             disk = replace(disk, takers=len(index.reclaimed), in_directory=len(index.inside) if disk.weighed else 0)
         else:
-            disk = replace(disk, takers=sum(len(pod.workload) for pod in index.reclaimed))
+            disk = replace(disk, takers=sum(len(process_groups(pod)) for pod in index.reclaimed))
     return replace(plan, disk=disk, reasons={**plan.reasons, NAME: _reason(view, config, disk)})
 
 
@@ -231,19 +231,17 @@ def _limits(pod: Pod, view: NodeView, plan: DiskPlan, config: DiskPolicyConfig) 
         return [_setting(pod.group.path, "io.max", limits, f"{message}{_BY_MARK if own else ''}")]
     # On v1 a throttle binds the tasks of its own group and of none below it: a limit on a pod's directory has no effect
     # (Koordinator writes it on the BE directory).
-    containers = pod.workload
-    parts = len(containers) if alone else plan.takers
+    groups = process_groups(pod)
+    parts = len(groups) if alone else plan.takers
     part = _part(view, config, 1, parts) if be else None
-    limits, own = _tighter(part, _own(pod, view, config, len(containers)))
+    limits, own = _tighter(part, _own(pod, view, config, len(groups)))
     if limits is None:
         return []
     message = f"1/{parts} of the {'pod' if alone else 'BE'} limits" if part is not None else "limits of this pod"
     message += _BY_MARK if own else ""
     return [
-        replace(
-            _setting(container.group.path, f"blkio.{name}", _one_limit(limits, key), message), container_id=container.id
-        )
-        for container in containers
+        setting_of(pod, group, f"blkio.{name}", _one_limit(limits, key), policy=NAME, reason=message)
+        for group in groups
         for key, name in KEYS.items()
     ]
 

@@ -24,6 +24,7 @@ from reconciler.policies.base import (
     container_asks,
     owns_cpus,
     period_us,
+    process_groups,
     quota_us,
     setting_of,
     unsupported_reason,
@@ -74,13 +75,14 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ResponsesConfig) -
 def _cpu(pod: Pod, view: NodeView, pools: Pools, squeeze: SqueezeLimit) -> list[Setting]:
     if squeeze.cpu_milli is None:
         return []
-    containers = [container for container in pod.workload if not owns_cpus(pod, container, pools)]
+    members = pod.workload if pod.sandbox is None else pod.members
+    containers = [container for container in members if not owns_cpus(pod, container, pools)]
     # A quota limits how long its tasks run and not when: at the beginning of each period they compete with all others.
     yields = setting_of(pod, None, "cpu.weight", SHARES_MIN, policy=NAME, reason=squeeze.reason)
     bare = all(container.spec is not None and (container.spec.quota_us or -1) <= 0 for container in containers)
     # One for all on the pod's directory, where the runtime brings no quota for any of them: a smaller one above would
-    # keep a container from starting again.
-    if len(containers) > 1 and bare:
+    # keep a container from starting again. In a machine of its own the pod has its processes there.
+    if (len(containers) > 1 and bare) if pod.sandbox is None else len(containers) == len(members):
         value = quota_us(max(MILLI_MIN, squeeze.cpu_milli), period_us(view, pod.group.path))
         return [yields, setting_of(pod, None, "cpu.quota", value, policy=NAME, reason=squeeze.reason)]
     weights = {container.id: container_asks(container, view.capacity_milli) for container in containers}
@@ -113,17 +115,17 @@ def _disk(pod: Pod, view: NodeView, squeeze: SqueezeLimit) -> list[Setting]:
         limits = DeviceLimits({disk: {"rbps": bps, "wbps": bps} for disk in squeeze.disks})
         return [setting_of(pod, None, "io.max", limits, policy=NAME, reason=squeeze.reason)]
     # A throttle of v1 binds the tasks of its own group only (`reconciler.policies.disk`).
-    containers = pod.workload
+    groups = process_groups(pod)
     return [
         setting_of(
             pod,
-            container,
+            group,
             knob,
-            DeviceLimits({disk: {key: max(1, bps // len(containers))} for disk in squeeze.disks}),
+            DeviceLimits({disk: {key: max(1, bps // len(groups))} for disk in squeeze.disks}),
             policy=NAME,
             reason=squeeze.reason,
         )
-        for container in containers
+        for group in groups
         for knob, key in (("blkio.read_bps", "rbps"), ("blkio.write_bps", "wbps"))
         if unsupported_reason(view, knob) is None
     ]

@@ -51,6 +51,11 @@ def limiting(item: Pod, *disks: tuple[str, dict[str, int]]) -> Pod:
     return msgspec.structs.replace(item, disks=found)
 
 
+def kata(uid: str) -> Pod:
+    """A pod without a group for any container."""
+    return msgspec.structs.replace(pod(uid), sandbox="kata", containers=())
+
+
 CASES = {
     "v1: a pod's own limit, an equal part for each container": (
         here(V1, limiting(online("c", *SIDECAR), ("/dev/vda", {"rbps": 4 * MEGA}))),
@@ -98,6 +103,20 @@ CASES = {
             ("besteffort/poda/id-main", "blkio.write_bps"): f"254:0 wbps={2 * MEGA}",
             ("besteffort/podb/id-main", "blkio.write_bps"): f"254:0 wbps={4 * MEGA}",
         },
+    ),
+    "v1: a pod in a machine of its own has its part at its directory": (
+        here(V1, msgspec.structs.replace(pod("a", *SIDECAR), sandbox="gVisor"), pod("b"), kata("c")),
+        config(read_bps=9 * MEGA),
+        {
+            ("besteffort/poda", "blkio.read_bps"): f"254:0 rbps={3 * MEGA}",
+            ("besteffort/podb/id-main", "blkio.read_bps"): f"254:0 rbps={3 * MEGA}",
+            ("besteffort/podc", "blkio.read_bps"): f"254:0 rbps={3 * MEGA}",
+        },
+    ),
+    "v1: and its own": (
+        here(V1, limiting(kata("c"), ("/dev/vda", {"rbps": 4 * MEGA}))),
+        config(),
+        {("besteffort/podc", "blkio.read_bps"): f"254:0 rbps={4 * MEGA}"},
     ),
     "v2: the besteffort directory holds it all": (
         here(V2, pod("a"), pod("b"), online("c")),

@@ -110,6 +110,23 @@ def test_disks_are_squeezed_where_a_limit_binds() -> None:
 
 
 @pytest.mark.parametrize("versions", [ALL_V1, ALL_V2], ids=["v1", "v2"])
+@pytest.mark.parametrize("runtime", ["gVisor", "kata"])
+def test_a_pod_in_a_machine_of_its_own_is_squeezed_at_its_directory(runtime: str, versions: dict[str, int]) -> None:
+    """Where its processes are: no group below has any, and in kata there is none."""
+    one = replace(pod("be"), sandbox=runtime)
+    one = one if runtime == "gVisor" else replace(one, containers=())
+    squeeze = SqueezeLimit(cpu_milli=250, disk_bps=2_000_000, disks=("8:0",))
+    fields = wanted(node(one, versions=versions), Restrictions(squeezed={"be": squeeze}))
+    disk: dict[tuple[str, str], object] = {
+        (BE, "blkio.read_bps"): DeviceLimits({"8:0": {"rbps": 2_000_000}}),
+        (BE, "blkio.write_bps"): DeviceLimits({"8:0": {"wbps": 2_000_000}}),
+    }
+    if versions is ALL_V2:
+        disk = {(BE, "io.max"): DeviceLimits({"8:0": {"rbps": 2_000_000, "wbps": 2_000_000}})}
+    assert fields == {(BE, "cpu.quota"): 25_000, YIELDS: 2, **disk}
+
+
+@pytest.mark.parametrize("versions", [ALL_V1, ALL_V2], ids=["v1", "v2"])
 def test_a_frozen_pod_is_frozen_as_a_whole(versions: dict[str, int]) -> None:
     fields = wanted(node(pod("be"), versions=versions), Restrictions(frozen={"be": "for ns/web, at most 30 s"}))
     assert fields == {(BE, "freeze"): 1}
