@@ -189,6 +189,8 @@ class Sampler:
         self._before: tuple[CpuReading, int | None] | None = None
         """The idle buffer's last reading, with BE work's CPU time (ns); None: the buffer is not in force."""
         self._sampled_at = 0.0
+        self._failed_at = float("-inf")
+        """When a second without a reading counted last."""
         self._sums = UseBySide()
         self._interval: tuple[NodePlan | None, float] = None, sample_s
         """Between two samples, by the plan of that time."""
@@ -280,9 +282,14 @@ class Sampler:
             if self.problem is None:
                 _LOG.warning("cannot read the CPU counters", path=f"{self._proc}/stat", error=error)
             self.problem = f"{self._proc}/stat: {error}"
-            known = self._reconciler.inventory.take(cpu=self._sampler.current(now), uses=self._uses(now))
-            self._read(known.cpu, now)
-            self.bursts.on_second(now)
+            if now - self._failed_at >= self._sample_s * EARLY:
+                self._failed_at = now
+                known = self._reconciler.inventory.take(cpu=self._sampler.current(now), uses=self._uses(now))
+                # Memory is in another file, and an unknown use ends in the least budget by a plan only.
+                self._remember_memory(now)
+                self._read(known.cpu, now)
+                self.bursts.on_second(now)
+                self._reconciler.dirty.mark(TICK)
             self.bursts.evaluate(None, now)
             return
         self.problem = None
