@@ -83,6 +83,8 @@ class NetworkLoop(PeriodicActuator):
         """By interface."""
         self.received = LinkState()
         """The state of what the interface receives through which pods leave."""
+        self._problem = ""
+        """Why trees are not removed, or pods not limited."""
         self._altering: set[str] = set()
         """Interfaces of which the kernel had other rates than those set last, in the last round."""
         self._clock = clock
@@ -140,6 +142,7 @@ class NetworkLoop(PeriodicActuator):
     def problems(self) -> Sequence[str]:
         texts = [f"{name}: {line.problem}" for name, line in sorted(self.lines.items()) if line.problem]
         texts += [f"received: {self.received.problem}"] if self.received.problem else []
+        texts += [self._problem] if self._problem else []
         return [*texts, *(pods.problem for pods in (self._pods, self._receivers) if pods.problem)]
 
     # One round
@@ -159,8 +162,11 @@ class NetworkLoop(PeriodicActuator):
                 await self._trees.drop(set(self._trees.roots) - trees)
             for pods in (self._pods, self._receivers):
                 await self._bring(pods, situation, wish, enforce=enforce)
+            self._problem = ""
         except (SourceError, StoreError) as exc:
-            _LOG.warning(str(exc))
+            if self._problem != str(exc):
+                _LOG.warning(str(exc))
+            self._problem = str(exc)
         now, (last, at) = self._clock(), self._last
         if last == (wish, enforce) and now - at < wish.interval_s * EARLY:
             return

@@ -9,7 +9,7 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY
-from cgroupfs.errors import SourceError
+from cgroupfs.errors import SourceError, StoreError
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
 from reconciler.actuators.network.actuator import CODEC, restore_network
@@ -315,3 +315,21 @@ def test_a_speed_is_what_the_driver_tells(tmp_path: Path) -> None:
         (tmp_path / name / "speed").write_text(text)
     numbers = {name: link_mbit(name, str(tmp_path)) for name in ("eth0", "veth0", "odd", "none")}
     assert numbers == {"eth0": 25_000, "veth0": None, "odd": None, "none": None}
+
+
+async def test_a_store_that_fails_is_a_problem_and_logged_once(
+    running: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await running.round(situation("eth0"))
+
+    def full(_batch: object) -> None:
+        raise StoreError("state.db", "no space left on device")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(running.store, "apply", full)
+        for _ in range(5):
+            await running.round(situation())
+        assert [problem for problem in running.network.problems() if "no space left" in problem]
+        assert len([line for line in caplog.messages if "no space left" in line]) == 1
+    await running.round(situation())
+    assert running.network.problems() == []
