@@ -107,7 +107,6 @@ class ControllerCheck:
         times[:] = [at for at in times if now - at < _OFTEN_S]
         if len(times) >= _OFTEN:
             return f"taken out again {plural(len(times), 'time')} within an hour"
-        times.append(now)
         directory = self._hierarchy.directory(lacks[0], path)
         try:
             # All of them or none: the kernel takes a line as a whole. In a thread: it makes the controller's part of
@@ -115,6 +114,7 @@ class ControllerCheck:
             await in_worker(self._files.write, directory, SUBTREE_CONTROL, " ".join(f"+{name}" for name in lacks))
         except OSError as exc:
             return f"cannot put it back: {errno_name(exc.errno or 0)}"
+        times.append(now)
         return ""
 
 

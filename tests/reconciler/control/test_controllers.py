@@ -1,6 +1,8 @@
 """cgroup v2: a controller that systemd took out of a directory is named, put back where that is safe, and reported."""
 
+import errno
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from trio.testing import MockClock
@@ -112,6 +114,20 @@ async def test_what_is_taken_out_again_and_again_is_left_and_reported(live: Live
         mock_clock.jump(3600)
         await live.look(agent)
         assert "cpuset" in control(live, group(BATCH))
+
+
+async def test_what_the_kernel_refuses_to_put_back_is_reported_as_that_however_often(live: LiveNode) -> None:
+    async with live.looked() as agent:
+        take_out(live, group(BATCH))
+        refusing = live.failing("write", group(BATCH), "cpuset", "cgroup.subtree_control", errno.EBUSY)
+        with patch.object(live.kernel, "write", refusing):
+            for _ in range(5):
+                await live.look(agent)
+                assert condition(agent).detail.startswith(
+                    f"cpuset is not in cgroup.subtree_control of {group(BATCH)}: cannot put it back: EBUSY"
+                )
+        await live.look(agent)
+        assert condition(agent).ok
 
 
 def test_doctor_names_the_directory(live: LiveNode) -> None:
