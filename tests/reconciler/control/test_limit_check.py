@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import trio
@@ -18,7 +19,7 @@ from reconciler.sources.bundles import InitProcess
 from state.entry import LedgerEntry
 from state.model import CpuPolicy, PodMeta, Resources, RuntimeSpec
 from tests.fakes.kernel import Mode
-from tests.fakes.livenode import WEB, LiveNode, container_id, group
+from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
 
 BOX = f"{group(WEB)}/{container_id(WEB)}"
 MIB = 1 << 20
@@ -219,3 +220,25 @@ async def test_what_another_program_has_written_is_named_within_the_kubelets_per
         agent.control.writes.attribution.bounds_written += 1
         await trio.sleep(6)
         assert not named()
+
+
+async def test_partitions_are_searched_once_for_all_containers_whose_cpus_one_has_taken(tmp_path: Path) -> None:
+    live = LiveNode(tmp_path, "v2", files=False)
+    boxes = [f"{group(uid)}/{container_id(uid)}" for uid in (WEB, BATCH)]
+    async with live.looked() as agent:
+        for box in boxes:
+            live.write(box, "cpuset", "cpuset.cpus", "3")
+        live.kernel.make_group("/dpdk.slice")
+        live.write("/dpdk.slice", "cpuset", "cpuset.cpus", "3")
+        live.write("/dpdk.slice", "cpuset", "cpuset.cpus.partition", "root")
+        with patch.object(live.kernel, "read", wraps=live.kernel.read) as read:
+            await looked(agent, 1)
+        searched = [call for call in read.call_args_list if call.args[0].endswith("/dpdk.slice")]
+        assert len([call for call in searched if call.args[1] == "cpuset.cpus.partition"]) == 1
+        await looked(agent, 1)
+        for uid in (WEB, BATCH):
+            (text,) = agent.control.owner_check.limits.problems(uid)
+            assert text.endswith(": /dpdk.slice is a CPU partition (root) and keeps other groups off CPU 3")
+        live.write("/dpdk.slice", "cpuset", "cpuset.cpus.partition", "member")
+        await looked(agent)
+        assert not [text for uid in (WEB, BATCH) for text in agent.control.owner_check.limits.problems(uid)]
