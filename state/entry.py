@@ -5,6 +5,7 @@ with the controller in the key; every other kind has a codec (`reconciler.actuat
 meaning.
 """
 
+import re
 from enum import StrEnum
 from typing import Final
 
@@ -38,6 +39,12 @@ class BeforeSource(StrEnum):
     """Not read: computed from the runtime's spec, which the runtime has written by its own account."""
     SEEN = "seen"
     """Not read: the last value that was read from the file or written by bypassd."""
+
+
+_BYTES: Final = 0xDC00
+"""Python's surrogates for bytes that are no UTF-8 begin here (PEP 383)."""
+_SURROGATE: Final = re.compile("[\udc80-\udcff]")
+_STORED: Final = re.compile("//([89a-f][0-9a-f])")
 
 
 class LedgerEntry(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
@@ -124,7 +131,17 @@ class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defa
 
 def row_key(key: FileKey) -> str:
     """The store's key of a value: ``kind:object:field`` (no kind's and no controller's name has a colon)."""
-    return f"{key[0]}:{key[1]}:{key[2]}"
+    return f"{key[0]}:{stored_path(key[1])}:{key[2]}"
+
+
+def stored_path(path: str) -> str:
+    """A group's path as a text of UTF-8: ``//ff`` for a byte that is none. No path has two slashes in a row."""
+    return path if path.isascii() else _SURROGATE.sub(lambda match: f"//{ord(match[0]) - _BYTES:02x}", path)
+
+
+def path_of(stored: str) -> str:
+    """The path that `stored_path` has made this text of."""
+    return _STORED.sub(lambda match: chr(_BYTES + int(match[1], 16)), stored) if "//" in stored else stored
 
 
 def same_group(recorded: int, number: int) -> bool:

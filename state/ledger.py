@@ -22,10 +22,23 @@ from msgspec.structs import replace
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import StoreError
-from state.entry import TEXTS, US, BeforeSource, FileKey, LedgerEntry, LedgerEvent, OriginalSource, row_key, same_group
+from state.entry import (
+    TEXTS,
+    US,
+    BeforeSource,
+    FileKey,
+    LedgerEntry,
+    LedgerEvent,
+    OriginalSource,
+    path_of,
+    row_key,
+    same_group,
+    stored_path,
+)
 from state.event_log import RECENT, EventLog
 from state.intents import Intents, read_intents
 from state.kinds import CGROUP
+from state.rows import row_encoder
 from state.schema import FILES, META, PLACES
 from state.store import Store, StoreBatch
 
@@ -42,8 +55,13 @@ _NOTED_PENDING: Final = 1_000
 """Values of one file that wait for it, at most: a law of BE's memory writes another one each second."""
 _MOST_SHARED: Final = 20_000
 """With more texts the pool is emptied: those of removed pods and containers remain in it."""
-_encode: Final = msgspec.msgpack.Encoder().encode
+_encode: Final = row_encoder()
 _decode: Final = msgspec.msgpack.Decoder(LedgerEntry).decode
+
+
+def _body(entry: LedgerEntry) -> bytes:
+    path = stored_path(entry.path)
+    return _encode(entry if path == entry.path else replace(entry, path=path))
 
 
 @final
@@ -201,7 +219,7 @@ class Ledger:
             new = self._new(touched)
             batch = StoreBatch()
             for entry in new:
-                batch.put(FILES, row_key(entry.key), _encode(entry))
+                batch.put(FILES, row_key(entry.key), _body(entry))
                 batch.append(_encode(_event(entry, "touch", entry.touched_at, before=entry.original)))
             if new:
                 self._store.apply(batch)
@@ -258,7 +276,7 @@ class Ledger:
                     row = replace(new, order=order, touched_at=now)
                     batch.append(_encode(_event(row, "touch", now, before=row.original)))
                 made.append(row)
-                batch.put(FILES, row_key(row.key), _encode(row))
+                batch.put(FILES, row_key(row.key), _body(row))
             for key in gone:
                 if (known := self.get(key)) is not None:
                     batch.delete(FILES, row_key(key))
@@ -304,7 +322,7 @@ class Ledger:
             if entry is None:
                 batch.delete(FILES, row_key(key))
             else:
-                batch.put(FILES, row_key(key), _encode(entry))
+                batch.put(FILES, row_key(key), _body(entry))
         for event in events:
             batch.append(_encode(event))
         try:
@@ -359,7 +377,7 @@ class Ledger:
         self._load()
         batch = StoreBatch()
         for entry in self:
-            batch.put(FILES, row_key(entry.key), _encode(entry))
+            batch.put(FILES, row_key(entry.key), _body(entry))
         self._store.apply(batch)
         self._generation = generation
 
@@ -368,6 +386,7 @@ class Ledger:
         for key, body in self._store.rows(FILES):
             try:
                 entry = decoded(_decode, body)
+                entry.path = path_of(entry.path) if entry.kind == CGROUP else entry.path
             except ValueError as exc:
                 problems.append(f"{key}: {exc}")
                 continue

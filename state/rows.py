@@ -4,12 +4,13 @@ A row of a newer version is left unchanged, so that an older daemon in between c
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final, Generic, TypeVar, final
+from typing import Any, Final, Generic, TypeVar, final
 
 import msgspec
 from msgspec import Struct
 
 from cgroupfs.bounded import decoded
+from state.printable import encodable
 from state.store import Store, StoreBatch
 
 R = TypeVar("R", bound=Struct)
@@ -19,7 +20,21 @@ class _Versioned(Struct):
     v: int = 0
 
 
-_encode: Final = msgspec.msgpack.Encoder().encode
+def row_encoder(enc_hook: Callable[[Any], Any] | None = None) -> Callable[[Any], bytes]:
+    r"""What makes rows' bodies. A byte of a name that is no UTF-8 is in them as ``\udcff`` (`state.printable`)."""
+    encode = msgspec.msgpack.Encoder(enc_hook=enc_hook).encode
+
+    def body(row: Any) -> bytes:
+        try:
+            return encode(row)
+        except UnicodeEncodeError:
+            # Tenants name their groups and processes.
+            return encode(encodable(msgspec.to_builtins(row, enc_hook=enc_hook, builtin_types=(bytes,))))
+
+    return body
+
+
+_encode: Final = row_encoder()
 _decode_version: Final = msgspec.msgpack.Decoder(_Versioned).decode
 
 

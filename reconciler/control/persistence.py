@@ -23,6 +23,7 @@ from state.memory import MemoryPlan
 from state.model import LastClass, PodClass, Pools
 from state.network import NetworkRequest
 from state.plan import NodePlan
+from state.rows import row_encoder
 from state.schema import ASSIGNMENTS, META, UNRECORDED
 from state.store import Store
 from state.summary import pool_lists
@@ -47,7 +48,7 @@ def unplain(kind: type, value: Any) -> object:  # msgspec hands over what it dec
     raise TypeError(f"cannot read {kind.__name__}")
 
 
-encoded: Final = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+encoded: Final = row_encoder(_plain)
 """A row's body; CPU sets are kept as their lists, what is set per disk as its lines."""
 
 

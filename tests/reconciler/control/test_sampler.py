@@ -103,7 +103,7 @@ def sampler_of(live: LiveNode, agent: Agent) -> Sampler:
         agent.control.reconciler,
         agent.usage,
         root=live.root,
-        files=WithProc(live.kernel),  # type: ignore[arg-type]
+        files=WithProc(live.kernel),
         lagged=lambda _seconds: None,
         read=lambda _cpu, _now: None,
         sampled=lambda: None,
