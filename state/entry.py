@@ -42,7 +42,7 @@ class BeforeSource(StrEnum):
 
 
 _BYTES: Final = 0xDC00
-"""Python's surrogates for bytes that are no UTF-8 begin here (PEP 383)."""
+"""Python's surrogates for bytes that are not valid UTF-8 begin here (PEP 383)."""
 _SURROGATE: Final = re.compile("[\udc80-\udcff]")
 _STORED: Final = re.compile("//([89a-f][0-9a-f])")
 
@@ -135,7 +135,7 @@ def row_key(key: FileKey) -> str:
 
 
 def stored_path(path: str) -> str:
-    """A group's path as a text of UTF-8: ``//ff`` for a byte that is none. No path has two slashes in a row."""
+    """A group's path as valid UTF-8: ``//ff`` for any other byte. No path has two slashes in a row."""
     return path if path.isascii() else _SURROGATE.sub(lambda match: f"//{ord(match[0]) - _BYTES:02x}", path)
 
 

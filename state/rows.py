@@ -21,7 +21,7 @@ class _Versioned(Struct):
 
 
 def row_encoder(enc_hook: Callable[[Any], Any] | None = None) -> Callable[[Any], bytes]:
-    r"""What makes rows' bodies. A byte of a name that is no UTF-8 is in them as ``\udcff`` (`state.printable`)."""
+    r"""What makes rows' bodies. A byte that is not valid UTF-8 is in them as ``\udcff`` (`state.printable`)."""
     encode = msgspec.msgpack.Encoder(enc_hook=enc_hook).encode
 
     def body(row: Any) -> bytes:

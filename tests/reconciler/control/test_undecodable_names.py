@@ -1,4 +1,4 @@
-"""A tenant that may make groups inside its container gives one a name that is no UTF-8, as the kernel allows."""
+"""A tenant that may make groups inside its container gives one a name that is not valid UTF-8, as the kernel allows."""
 
 from pathlib import Path
 
