@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from reconciler.clients.endpoint import split_url
 from reconciler.pods.selectors import any_glob
 from reconciler.signals.probe_config import (
     PLACEHOLDER,
@@ -18,10 +19,11 @@ from reconciler.signals.probe_config import (
 )
 from state.evidence import host_subject
 from state.model import NodeView, Pod
+from state.pod_index import derived
 
 # A value of the pod's author becomes part of a URL or an argument: it must not contain a delimiter of that part.
 _URL_WORD: Final = re.compile(r"[A-Za-z0-9._~/-]{1,253}")
-_PORT: Final = re.compile(r"\d{1,5}")
+_PORT: Final = re.compile(r"\d{1,5}", re.ASCII)
 _ARGUMENT: Final = re.compile(r"[^\x00-\x1f\x7f]{0,1024}")
 
 
@@ -61,6 +63,11 @@ def selected(probe: Probe, pod: Pod) -> bool:
 
 
 def targets_of(probes: Mapping[str, Probe], view: NodeView) -> ProbeTargets:
+    """The targets of these probes. Read each pass, and made only when a pod has changed."""
+    return derived(view.pods, _targets, probes)
+
+
+def _targets(pods_by_uid: Mapping[str, Pod], probes: Mapping[str, Probe]) -> ProbeTargets:
     targets: dict[ProbeTargetKey, ProbeTarget] = {}
     problems: dict[ProbeTargetKey, str] = {}
     for name, probe in probes.items():
@@ -69,7 +76,7 @@ def targets_of(probes: Mapping[str, Probe], view: NodeView) -> ProbeTargets:
             uids = tuple(map(host_subject, probe.host_workloads))
             targets[key] = filled(ProbeTarget(key=key, title=f"probe {name}", probe=probe, uids=uids), None)
             continue
-        pods = [pod for uid, pod in sorted(view.pods.items()) if selected(probe, pod)]
+        pods = [pod for _, pod in sorted(pods_by_uid.items()) if selected(probe, pod)]
         if not pods:
             continue
         if not probe.per_pod:
@@ -117,7 +124,13 @@ def _url(probe: HttpProbe | PrometheusProbe, pod: Pod | None) -> str:
         host = host.replace("{ip}", f"[{pod.ip}]")
     host = PLACEHOLDER.sub(lambda match: _value(match, pod, None if match[1] == "ip" else _PORT), host)
     # Paths are often written with their first slash, which the template already has.
-    return f"{scheme}://{host}{PLACEHOLDER.sub(lambda match: _value(match, pod, _URL_WORD).lstrip('/'), tail)}"
+    url = f"{scheme}://{host}{PLACEHOLDER.sub(lambda match: _value(match, pod, _URL_WORD).lstrip('/'), tail)}"
+    try:
+        split_url(url)
+    except ValueError as exc:
+        # A port of 99999, for one: the author of a pod must not end the measuring of all others.
+        raise ValueError(f"its values make no URL: {exc}") from exc
+    return url
 
 
 def _value(match: re.Match[str], pod: Pod, allowed: re.Pattern[str] | None) -> str:

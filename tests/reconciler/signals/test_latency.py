@@ -107,6 +107,26 @@ async def test_each_target_is_asked_at_its_own_pace_and_its_answer_grows_old(
     assert bench.reader.problems() == {}
 
 
+async def test_a_pod_whose_port_is_none_does_not_end_the_detection_for_all_others(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    fake = Fake(ten)
+
+    def make(target: ProbeTarget, slots: trio.CapacityLimiter) -> ProbeSource:
+        source_of(target, slots)  # as the daemon makes it
+        return fake.make(target, slots)
+
+    bench = Bench(fake, {"p": probe("http://{ip}:{annotation:port}/")}, web(1), web(2))
+    bench.reader = LatencyReader(
+        shared(probes={"p": probe("http://{ip}:{annotation:port}/")}, clock=trio.current_time), make
+    )
+    ports = {"web-1": "99999", "web-2": "80"}
+    bench.pods = [replace(pod, annotations={"port": ports[pod.uid]}) for pod in bench.pods]
+    await nursery.start(bench.reader.run)
+    assert list(await bench.sleep(20)) == ["web-2"]
+    assert "pod ns/web-1: its values make no URL" in bench.reader.problems()[SIGNAL]
+
+
 @pytest.mark.parametrize("ms", [1e308, 2e9, float("inf"), float("nan"), -1.0])
 async def test_an_answer_that_is_no_latency_is_a_failure(
     nursery: trio.Nursery, autojump_clock: MockClock, ms: float

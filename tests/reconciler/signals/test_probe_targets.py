@@ -7,6 +7,7 @@ from reconciler.pods.selectors import LabelSelector
 from reconciler.signals.probe_config import CommandProbe, HttpProbe, Probe, url_parts
 from reconciler.signals.probe_targets import ProbeTarget, ProbeTargetKey, filled, selected, targets_of
 from state.model import Pod
+from state.pod_index import FixedTable
 from tests.reconciler.nodes import node, online
 
 URL = "http://{ip}:{annotation:prometheus.io/port}/{annotation:prometheus.io/path}?pod={name}"
@@ -55,13 +56,16 @@ def test_a_url_has_the_pods_words() -> None:
         (web(ip=None), "{ip} has no value; it appears in the kubelet's pod list"),
         (web(**{"prometheus.io/port": "80@evil.example/"}), "{annotation:prometheus.io/port} is '80@evil.example/'"),
         (web(**{"prometheus.io/port": ""}), "which is not allowed there"),
+        (web(**{"prometheus.io/port": "99999"}), "its values make no URL: expected http://HOST[:PORT]"),
+        (web(**{"prometheus.io/port": "\u0668\u0660"}), "which is not allowed there"),
+        (web(ip="10.0.0.7 "), "its values make no URL"),
         (web(**{"prometheus.io/path": "/a?b=c d"}), "which is not allowed there"),
         (web(**{"prometheus.io/path": "/\r\nHost: x"}), "which is not allowed there"),
         (replace(web(), annotations={}), "{annotation:prometheus.io/port} has no value"),
     ],
 )
 def test_what_cannot_stand_in_a_url_is_told(pod: Pod, words: str) -> None:
-    with pytest.raises(ValueError, match=r"annotation|\{ip") as caught:
+    with pytest.raises(ValueError, match=r"annotation|\{ip|make no URL") as caught:
         url_of(URL, pod)
     assert words in str(caught.value)
 
@@ -99,3 +103,13 @@ def test_a_url_is_split_where_a_placeholders_slash_does_not_count() -> None:
         "/x/{label:c/d}?y",
     )
     assert url_parts("nothing") == ("", "", "")
+
+
+def test_targets_are_made_again_only_when_a_pod_or_a_probe_has_changed() -> None:
+    probes = {"p": http(URL)}
+    view = replace(node(), pods=FixedTable({"web-1": web()}))
+    first = targets_of(probes, view)
+    assert targets_of(probes, replace(view, now=view.now + 1)) is first
+    assert targets_of({"q": http(URL)}, view).targets.keys() == {ProbeTargetKey("q", "web-1")}
+    moved = replace(view, pods=FixedTable({"web-1": web(ip="10.0.0.8")}))
+    assert [target.url for target in targets_of(probes, moved).targets.values()] == [url_of(URL, web(ip="10.0.0.8"))]
