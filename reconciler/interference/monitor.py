@@ -244,6 +244,8 @@ class InterferenceMonitor:
         self._resting = self._in_use()
         async with self._looking:
             self._publish(Restrictions())
+            if self._tasks is not None:
+                self._tasks.arrange(())
             for reader in self._readers:
                 await reader.aclose()
             self._readers, self._config = (), None

@@ -412,6 +412,38 @@ async def test_a_restore_takes_back_all_of_it_until_the_configuration_is_read_ag
         scene.agent.interference.observer = None
 
 
+class Measuring(Script):
+    """`TaskReader`: measures in a task of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = 0
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        self.running += 1
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.running -= 1
+
+
+async def test_during_a_restore_no_reader_goes_on_to_measure(live: LiveNode) -> None:
+    """Counters of the kernel stay open, and programs are started, for as long as its task runs."""
+    async with stage(live, configured(live)) as scene, trio.open_nursery() as nursery:
+        scene.script = reader = Measuring()
+        await nursery.start(scene.observer.run)
+        await trio.sleep(0.2)
+        assert (reader.running, reader.closed) == (1, 0)
+        await scene.observer.suspend()
+        await trio.sleep(0.1)
+        assert (reader.running, reader.closed) == (0, 1)
+        scene.agent.reconfigure(replace(scene.agent.config))
+        await trio.sleep(1.2)
+        assert reader.running == 1
+        nursery.cancel_scope.cancel()
+
+
 async def test_the_document_shows_victim_evidence_suspects_and_steps(live: LiveNode) -> None:
     async with stage(live, configured(live)) as scene:
         await scene.harmed(10)
