@@ -195,7 +195,7 @@ class InterferenceEngine:
                 evicts=self._evicts,
             )
         every = tuple(finding for ascent in ascents for finding in ascent.findings)
-        begun, over = self._transitions(every)
+        begun, over = self._transitions(every, frame)
         modes = self._weigh(frame, changes, over)
         return Evaluation(
             at_s=frame.at_s,
@@ -345,7 +345,9 @@ class InterferenceEngine:
             return replace(finding, verdict=Verdict.SUSPECT, evidence=(*finding.evidence, reason))
         return finding
 
-    def _transitions(self, every: Sequence[RuleVerdict]) -> tuple[tuple[RuleVerdict, ...], tuple[RuleVerdict, ...]]:
+    def _transitions(
+        self, every: Sequence[RuleVerdict], frame: SampleFrame
+    ) -> tuple[tuple[RuleVerdict, ...], tuple[RuleVerdict, ...]]:
         active: dict[tuple[str, str], RuleVerdict] = {}
         begun: list[RuleVerdict] = []
         over: list[RuleVerdict] = []
@@ -364,11 +366,22 @@ class InterferenceEngine:
                 else:
                     active[key] = before  # not over before it is well
         over += [
-            replace(gone, verdict=Verdict.UNKNOWN, evidence=(f"the {_noun(gone.victim)} is gone",))
-            for gone in self._active.values()
+            replace(left, verdict=Verdict.UNKNOWN, evidence=(self._why_left(left, frame),))
+            for left in self._active.values()
         ]
         self._active = active
         return tuple(begun), tuple(over)
+
+    def _why_left(self, finding: RuleVerdict, frame: SampleFrame) -> str:
+        """Why there is no result of this rule and victim any more."""
+        if finding.rule not in self.rules:
+            return "the rule is no longer evaluated"
+        victim = finding.victim
+        noun = "host workload" if victim.startswith(HOST) else "pod"
+        known = frame.hosts.get(victim) or frame.pods.get(victim.removeprefix("pod:"))
+        if known is None:
+            return f"the {noun} is gone" if victim != NODE else "the rule no longer covers the node"
+        return f"the {noun} is being terminated" if known.terminating else f"the rule no longer covers the {noun}"
 
 
 def _weighed(finding: RuleVerdict, suspects: Sequence[Suspect], sight: VictimView) -> tuple[Suspect, ...]:
@@ -416,10 +429,6 @@ def _named(
         yield RequestedVictim(
             uid=step.suspect, rule=change.rule, victim=change.title, evidence=evidence, resource=finding.resource
         )
-
-
-def _noun(victim: str) -> str:
-    return "host workload" if victim.startswith(HOST) else "pod"
 
 
 def _places(rule: RuleConfig) -> Iterable[str]:

@@ -134,10 +134,10 @@ class _Escalation:
         self._changes: list[EscalationChange] = []
 
     def end(self) -> tuple[EscalationMemory, tuple[EscalationChange, ...]]:
-        # The rest belongs to victims or rules that were removed.
+        # The rest is of victims that were removed or are ending, and of rules that are off.
         for climb in self._before.values():
             for step in reversed(climb.steps):
-                self._end(climb, step, f"{climb.title} or its rule no longer exists")
+                self._end(climb, step, f"rule {climb.rule} no longer evaluates {climb.title}")
         memory = EscalationMemory(climbs=self._after, useless=self._useless, rest=self._rest, kept=self._kept)
         return memory, tuple(self._changes)
 
@@ -145,8 +145,10 @@ class _Escalation:
         key = f"{ascent.rule} {finding.victim}"
         climb = self._before.pop(key, None)
         if climb is not None and climb.shadow != ascent.shadow:
-            # A rule that enforces from now on, or no longer does, begins without steps.
-            self._before[key] = climb  # reported as ended by `end`
+            # It begins without steps.
+            mode = "is a dry run" if ascent.shadow else "enforces"
+            for step in reversed(climb.steps):
+                self._end(climb, step, f"the rule {mode} from now on")
             climb = None
         if climb is None:
             if finding.verdict is not Verdict.INTERFERED:

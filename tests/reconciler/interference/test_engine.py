@@ -401,6 +401,24 @@ def test_a_reload_ends_what_was_in_force_by_a_rule_that_is_gone() -> None:
     after = brain.evaluate_now(frame(91, hog_milli=2500.0, wait=40.0))
     assert after.measures == Restrictions()
     assert after.changes
+    assert [finding.evidence for finding in after.over] == [("the rule is no longer evaluated",)]
+
+
+@pytest.mark.parametrize(
+    ("pods", "words"),
+    [
+        ({}, "the pod is gone"),
+        ({"web": replace(PODS["web"], terminating=True)}, "the pod is being terminated"),
+        ({"web": replace(PODS["web"], pod_class=PodClass.SYSTEM)}, "the rule no longer covers the pod"),
+    ],
+)
+def test_an_end_without_a_result_names_what_is_known_of_the_victim(pods: dict[str, PodSnapshot], words: str) -> None:
+    brain = InterferenceEngine(config(cpu=ENFORCED))
+    judged(brain, trouble())
+    last = frame(91, hog_milli=2500.0, wait=40.0)
+    others = {uid: pod for uid, pod in PODS.items() if uid != "web"}
+    after = brain.evaluate_now(replace(last, pods={**others, **pods}))
+    assert [(finding.verdict, finding.evidence) for finding in after.over] == [(Verdict.UNKNOWN, (words,))]
 
 
 def test_a_recording_gives_the_same_judgements() -> None:

@@ -342,6 +342,7 @@ def test_what_was_done_for_a_victim_ends_with_it() -> None:
     del world.pods["web"]
     changes = world.go(BAD, 4.0)
     assert [change.turn for change in changes] == [Transition.ENDED, Transition.ENDED]
+    assert all(change.words.endswith("rule cpu no longer evaluates ns/web") for change in changes)
     assert world.measures == Restrictions()
     assert world.memory.climbs == {}
 
@@ -369,9 +370,21 @@ def test_promoted_from_shadow_a_rule_starts_on_the_floor() -> None:
     world.go(BAD, 4.0)
     world.go(BAD, 4.0)
     world.shadow = False
-    world.go(BAD, 4.0)
+    ended = [change for change in world.go(BAD, 4.0) if change.turn is Transition.ENDED]
+    assert len(ended) == 2
+    assert all(change.shadow and change.words.endswith(": the rule enforces from now on") for change in ended)
     assert world.measures.budget_milli == 2000
     assert world.measures.squeezed == {}
+
+
+def test_steps_of_a_rule_that_is_a_dry_run_from_now_on_end_for_that_reason() -> None:
+    world = World(HOLD)
+    world.go(BAD, 4.0)
+    world.shadow = True
+    ended, would = world.go(BAD, 4.0)
+    assert (ended.turn, ended.shadow) == (Transition.ENDED, False)
+    assert ended.words.endswith(": the rule is a dry run from now on")
+    assert (would.turn, would.shadow) == (Transition.APPLIED, True)
 
 
 def test_a_suspect_that_one_victim_waits_for_is_not_squeezed_for_another() -> None:
