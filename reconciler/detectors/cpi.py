@@ -270,10 +270,10 @@ def _ripe(config: CpiConfig, now: float, past: PodPast) -> tuple[PodPast, list[f
 def _learn(config: CpiConfig, learned: CpiBaseline, values: list[float], wall_s: float) -> CpiBaseline:
     if not values:
         return learned
-    # A clock that was set back ages nothing.
+    # A clock that was set back ages nothing, and what is learned from then on ages by it.
     age_s = max(0.0, wall_s - learned.wall_s)
     aged = learned.moments.aged(0.5 ** (age_s / config.half_life_s))
-    return CpiBaseline(aged.merged(moments_of(values)), max(wall_s, learned.wall_s))
+    return CpiBaseline(aged.merged(moments_of(values)), wall_s)
 
 
 def _title(measure: _Measure) -> str:

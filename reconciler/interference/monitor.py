@@ -354,11 +354,11 @@ class InterferenceMonitor:
             await reader.read(scene, sheet, now)
             # Most take some tenths of a millisecond and do not yield themselves.
             await slices.checkpoint()
-        holds = self._mode.holds
+        holds, wall_s = self._mode.holds, self._wall()
         if pools != self._pools or view.kubelet.default_cpus != self._default_cpus:
             self._known.clear()  # a snapshot has the pod's pool and CPUs
             self._pools, self._default_cpus = pools, view.kubelet.default_cpus
-        pods = {uid: self._facts(pod, view, pools, holds) for uid, pod in view.pods.items()}
+        pods = {uid: self._facts(pod, view, pools, holds, wall_s) for uid, pod in view.pods.items()}
         for uid in self._ended_by_us() & pods.keys():
             pods[uid] = msgspec.structs.replace(pods[uid], terminating=True)
         for uid in self._created.keys() - pods.keys():
@@ -370,7 +370,7 @@ class InterferenceMonitor:
         return SampleFrame(
             at_s=now,
             hosts=hosts,
-            wall_s=self._wall(),
+            wall_s=wall_s,
             pods=pods,
             samples=sheet.samples,
             knobs=tuple(sorted(view.knobs)),
@@ -407,19 +407,22 @@ class InterferenceMonitor:
         """Pods that bypassd is evicting, by uid: the kubelet reports that late, or never without its API."""
         return {case.order.uid for case in self.cases() if case.open and case.step in _ENDING}
 
-    def _facts(self, pod: Pod, view: NodeView, pools: Pools | None, holds: Mapping[str, Hold]) -> PodSnapshot:
+    def _facts(
+        self, pod: Pod, view: NodeView, pools: Pools | None, holds: Mapping[str, Hold], wall_s: float
+    ) -> PodSnapshot:
         held = bool(holds) and pod_hold(holds, pod.uid, pod.paths) is not None
         known = self._known.get(pod.uid)
-        if known is None or known[0] is not pod or known[1].held is not held:
+        if known is None or known[0] is not pod or known[1].held is not held or known[1].created_s > wall_s:
             cpus = _cpus(pod, view, pools)
-            known = pod, snapshot_of(pod, pools, created_s=self._created_s(pod), held=held, cpus=cpus)
+            known = pod, snapshot_of(pod, pools, created_s=self._created_s(pod, wall_s), held=held, cpus=cpus)
             self._known[pod.uid] = known
         return known[1]
 
-    def _created_s(self, pod: Pod) -> float:
-        """When the pod's directory was made; read once for each inode.
+    def _created_s(self, pod: Pod, wall_s: float) -> float:
+        """When the pod's directory was made, at the latest ``wall_s``; read once for each inode.
 
-        Only its own chmod or chown moves its ctime; the mtime moves with each container.
+        Only its own chmod or chown moves its ctime; the mtime moves with each container. One of the future is from
+        before the clock was set back: else the pod would be young until the clock has caught up.
         """
         known = self._created.get(pod.uid)
         if known is None or known[0] != pod.group.inode:
@@ -428,6 +431,8 @@ class InterferenceMonitor:
             except OSError:
                 made = 0.0
             known = self._created[pod.uid] = pod.group.inode, made
+        if known[1] > wall_s:
+            known = self._created[pod.uid] = pod.group.inode, wall_s
         return known[1]
 
     # Responses

@@ -128,7 +128,9 @@ class _Escalation:
         self._config, self._fresh_s, self._evicts = config, fresh_s, evicts
         self._before = dict(memory.climbs)
         self._after: dict[str, EscalationState] = {}
-        self._useless = {key: until for key, until in memory.useless.items() if until > frame.wall_s}
+        # A clock that was set back since makes none of them longer.
+        longest = frame.wall_s + config.remember_s
+        self._useless = {key: min(until, longest) for key, until in memory.useless.items() if until > frame.wall_s}
         self._rest = {pod: until for pod, until in memory.rest.items() if until > frame.at_s}
         self._kept = {uid: until for uid, until in memory.kept.items() if until > frame.at_s}
         self._changes: list[EscalationChange] = []

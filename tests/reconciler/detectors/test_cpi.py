@@ -104,6 +104,15 @@ def test_what_was_learned_halves_in_a_day() -> None:
     assert kept.learned["cpi"].moments.count == pytest.approx(500, rel=0.01)
 
 
+def test_what_was_learned_by_a_clock_that_was_ahead_ages_from_the_correction_on() -> None:
+    """A machine whose clock was a year ahead at its boot: else the baseline would be fixed for that year."""
+    scene = Scene({VICTIM: {"cpi": 1.0, "cpu.use": 1000}}, every_s=60)
+    kept: Any = memory(wall_s=1_800_001_000.0 + 365 * 86400)
+    for _ in range(120):
+        _, kept = DETECTOR.judge(varied(CpiConfig(), half_life_s=600), scene.step(), kept)
+    assert kept.learned["cpi"].moments.count < 100
+
+
 def test_pods_of_one_workload_learn_together_and_suffer_alone() -> None:
     signals: dict[str, dict[str, Values]] = {
         VICTIM: {"cpi": 3.0, "cpu.use": 1000},

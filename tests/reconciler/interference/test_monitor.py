@@ -22,7 +22,7 @@ from reconciler.interference.monitor import ROW, InterferenceMonitor, read_kept
 from reconciler.policies.capacity import CapacityConfig
 from reconciler.responses.config import FreezeConfig, LadderConfig
 from reconciler.responses.eviction.config import EvictionConfig, LimitsConfig
-from reconciler.responses.eviction.exemptions import ExemptionsConfig
+from reconciler.responses.eviction.exemptions import ExemptionsConfig, age_s
 from reconciler.runtime.counters import InterferenceCounters
 from reconciler.runtime.notefile import EMPTY_DIRS
 from reconciler.runtime.workqueue import NODE as NODE_KEY
@@ -299,6 +299,21 @@ async def test_facts_that_have_not_changed_are_the_same_and_those_that_have_are_
         assert (await facts())[BATCH].cpus == "1"
         del pods[BATCH]
         assert BATCH not in await facts()
+
+
+async def test_a_pod_from_before_the_clock_was_set_back_is_not_young_until_that_clock_has_caught_up(
+    live: LiveNode,
+) -> None:
+    async with stage(live, configured(live)) as scene:
+        # The groups were made just now, which is years ahead of the daemon's clock.
+        await scene.seconds(1)
+        first = scene.observer.frame
+        assert first is not None
+        assert age_s(first.pods[BATCH], first) == 0
+        await scene.seconds(61)
+        last = scene.observer.frame
+        assert last is not None
+        assert age_s(last.pods[BATCH], last) == 61
 
 
 async def test_the_last_step_is_an_order_with_everything_that_led_to_it_and_withdrawn_when_its_reason_is_gone(

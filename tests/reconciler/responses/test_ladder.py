@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from reconciler.responses.config import FreezeConfig, LadderConfig
 from reconciler.responses.ladder import RuleFindings, Transition, advance, in_force
@@ -355,6 +356,19 @@ def test_a_rule_in_shadow_shows_the_same_steps_and_takes_none() -> None:
         assert all(change.shadow for change in changes)
     assert shadow.log == real.log
     assert shadow.measures == Restrictions()
+
+
+def test_what_was_useless_by_a_clock_that_was_ahead_is_tried_again_after_the_usual_time() -> None:
+    world = World(SQUEEZE, config=varied(LadderConfig(), effect_s=5, remember_s=600))
+    world.suspects = (("hog", 0.9),)
+    while not world.memory.useless:
+        world.go(BAD, 4.0)
+    year_s = 365 * 86400.0
+    world.memory = replace(world.memory, useless={key: until + year_s for key, until in world.memory.useless.items()})
+    world.go(BAD, 4.0)
+    assert not world.measures.squeezed
+    world.go(BAD, 4.0, seconds=601)
+    assert world.measures.squeezed
 
 
 def test_a_shadow_step_is_never_called_useless_because_it_could_not_help() -> None:
