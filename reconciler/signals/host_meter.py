@@ -88,6 +88,7 @@ class _Listing(NamedTuple):
     started: dict[int, int]
     total: int
     again_at: float
+    outside: bool = False
 
 
 @final
@@ -96,7 +97,10 @@ class _Lists:
 
     def __init__(self) -> None:
         self.known: dict[str, _Listing] = {}
-        self.outside = False
+
+    @property
+    def outside(self) -> bool:
+        return any(known.outside for known in self.known.values())
 
     def get(self, pod: Pod, _now: float) -> tuple[int, ...]:
         known = self.known.get(pod.uid)
@@ -258,11 +262,10 @@ class HostMeter:
                 self._find_users_at = min(self._find_users_at, now + _LIST_S)
                 continue
             most = max(_FEW, self._most // max(1, len(self._found[part.entry].groups)))
-            started = await self._processes.of_group(part.group.directory, most, slices)
-            self._lists.known[key] = _Listing(started, len(started), now + _LIST_S)
+            started, outside = await self._processes.of_group(part.group.directory, most, slices)
+            self._lists.known[key] = _Listing(started, len(started), now + _LIST_S, outside)
             self._cpus[key] = await self._where(started, slices)
             await slices.checkpoint()
-        self._lists.outside = self._processes.outside
         self._cpus = {key: cpus for key, cpus in self._cpus.items() if key in self._parts}
 
     async def _where(self, started: Mapping[int, int], slices: TimeSlice) -> CpuSet:

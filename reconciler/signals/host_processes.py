@@ -117,8 +117,6 @@ class HostProcesses:
         self._files = files
         self._root = root.rstrip("/")
         self.proc = f"{self._root}/proc"
-        self.outside = False
-        """Some process was listed as 0: it cannot be named from here."""
 
     def uids(self, name: str) -> tuple[range, ...]:
         """Of a user's name or number; empty: the node has no such user. No directory service is queried."""
@@ -135,16 +133,18 @@ class HostProcesses:
         except OSError:
             return ""
 
-    async def of_group(self, directory: str, most: int, slices: TimeSlice) -> dict[int, int]:
-        """Start times by pid of the processes of a group and of all below it, at most so many."""
+    async def of_group(self, directory: str, most: int, slices: TimeSlice) -> "GroupProcesses":
+        """The processes of a group and of all below it, at most so many."""
         pids: dict[int, int] = {}
+        outside = False
         for pid in self._below(directory):
             if len(pids) >= most:
                 break
-            if (stat := self.stat(pid)) is not None:
+            outside = outside or not pid
+            if pid and (stat := self.stat(pid)) is not None:
                 pids[pid] = stat.started
             await slices.checkpoint()
-        return pids
+        return GroupProcesses(pids, outside)
 
     async def of_users(
         self, users: Mapping[str, Sequence[range]], most: int, slices: TimeSlice
@@ -232,17 +232,20 @@ class HostProcesses:
                     text = self._files.read(directory, "cgroup.procs")
                 except OSError:
                     text = ""  # removed, or a threaded group of v2, whose processes are listed above it
-                for word in text.split():
-                    if word == "0":
-                        self.outside = True
-                    elif (pid := digits(word)) is not None:
-                        yield pid
+                yield from (pid for word in text.split() if (pid := digits(word)) is not None)
                 try:
                     names = self._files.groups(directory, max(0, left)) if left > 0 else []
                 except OSError:
                     names = []
                 deeper += [f"{directory}/{name}" for name in names]
             level = deeper[: max(0, left)]
+
+
+class GroupProcesses(NamedTuple):
+    """A group's processes: start times by pid. ``outside``: one was listed as 0: it cannot be named from here."""
+
+    started: dict[int, int]
+    outside: bool
 
 
 class UserProcesses(NamedTuple):

@@ -182,15 +182,13 @@ class OnlineWait:
             self.problem = str(exc)
 
     def _forget(self, pods: Mapping[str, Pod], now: float) -> None:
-        if self._demand.keys() - pods.keys():
-            self._demand = {uid: demand for uid, demand in self._demand.items() if uid in pods}
-            self._processes.keep_only(pods.keys())
-            self._hits = {key: hits for key, hits in self._hits.items() if key[0] in pods}
         # Seldom, as it is a pass over all processes.
         if self._turn % 64 == 0 or len(self._last) > 65536:
             self._last = {
                 key: last for key, last in self._last.items() if key[0] in pods and now - last.at_s < _FORGET_S
             }
+            self._demand = {uid: demand for uid, demand in self._demand.items() if uid in pods}
+            self._hits = {key: hits for key, hits in self._hits.items() if key[0] in pods}
         self._turn += 1
 
     def _delays(self, pods: Sequence[Pod], now: float, most: int) -> Iterator[tuple[Pod, Sequence[tuple[int, Delays]]]]:

@@ -15,13 +15,18 @@ from state.model import ContainerKind, Pod
 
 _EVERY_S: Final = 5.0
 _DEEPEST: Final = 8
+_UNUSED_S: Final = 60.0
+"""A listing that no reader has asked for since it became old, for so long, is a removed pod's."""
 OUTSIDE: Final = "its processes are outside this PID namespace: bypassd needs the host's (hostPID)"
 
 
 class _ProcessList(NamedTuple):
+    """``outside``: some process was listed as 0: it cannot be named from here, or was just ending."""
+
     pod: Pod
     pids: tuple[int, ...]
     again_at: float
+    outside: bool
 
 
 @final
@@ -32,8 +37,15 @@ class PodProcesses:
         self._hierarchy = hierarchy
         self._files = files
         self._listed: dict[str, _ProcessList] = {}
-        self.outside = False
-        """Some process was listed as 0: it cannot be named from here."""
+        self._drop_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self._listed)
+
+    @property
+    def outside(self) -> bool:
+        """Whether a process of some pod was listed as 0 last."""
+        return any(known.outside for known in self._listed.values())
 
     def get(self, pod: Pod, now: float) -> tuple[int, ...]:
         """The pids of its containers' processes, nested groups included, in no order; empty if there are none.
@@ -54,41 +66,42 @@ class PodProcesses:
             if container.kind is ContainerKind.SANDBOX
         }
         top = self._hierarchy.trigger_directory(pod.group.path)
-        pids = tuple(dict.fromkeys(self._below(top, 0, sandboxes)))
+        found = dict.fromkeys(self._below(top, 0, sandboxes))
+        pids = tuple(pid for pid in found if pid)
         # Not all in one pass: a fifth of the pods each second.
         again_at = now + _EVERY_S * (0.8 + 0.4 * (hash(pod.uid) % 1000) / 1000)
-        self._listed[pod.uid] = _ProcessList(pod, pids, again_at)
+        self._listed[pod.uid] = _ProcessList(pod, pids, again_at, 0 in found)
+        if now >= self._drop_at:
+            self._drop_at = now + _UNUSED_S
+            self._listed = {uid: known for uid, known in self._listed.items() if now - known.again_at < _UNUSED_S}
         return pids
 
     def of_group(self, path: str) -> tuple[int, ...]:
         """The pids of one group and all below it, listed now."""
-        return tuple(dict.fromkeys(self._below(self._hierarchy.trigger_directory(path), 0)))
+        found = dict.fromkeys(self._below(self._hierarchy.trigger_directory(path), 0))
+        return tuple(pid for pid in found if pid)
 
     def threads_of_group(self, path: str) -> tuple[int, ...]:
         file = "tasks" if self._hierarchy.version(self._hierarchy.trigger) == 1 else "cgroup.threads"
-        return tuple(dict.fromkeys(self._below(self._hierarchy.trigger_directory(path), 0, file=file)))
+        found = dict.fromkeys(self._below(self._hierarchy.trigger_directory(path), 0, file=file))
+        return tuple(tid for tid in found if tid)
 
     def ended(self, uid: str) -> None:
         """A process of this pod has ended: list the pod again at the next request."""
         if (known := self._listed.get(uid)) is not None:
             self._listed[uid] = known._replace(again_at=0.0)
 
-    def keep_only(self, uids: Collection[str]) -> None:
-        for uid in self._listed.keys() - set(uids):
-            del self._listed[uid]
-
     def _below(
         self, directory: str, depth: int, without: Collection[str] = (), file: str = "cgroup.procs"
     ) -> Iterator[int]:
+        """Also 0, see `_ProcessList`."""
         try:
             text = self._files.read(directory, file)
         except OSError:
             # Removed, or a threaded group of v2, whose processes are listed above it.
             text = ""
         for word in text.split():
-            if word == "0":
-                self.outside = True
-            elif (pid := digits(word)) is not None:
+            if (pid := digits(word)) is not None:
                 yield pid
         try:
             inner = [] if depth >= _DEEPEST else self._files.groups(directory)

@@ -8,7 +8,7 @@ Units: nanoseconds inside. Source: kernel documentation, accounting/taskstats an
 (/proc/<pid>/schedstat).
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, final
 
 from cgroupfs.bounded import shown, whole
@@ -56,8 +56,6 @@ class ProcessLists(Protocol):
     def get(self, pod: Pod, now: float, /) -> tuple[int, ...]: ...
 
     def ended(self, uid: str) -> None: ...
-
-    def keep_only(self, uids: Collection[str]) -> None: ...
 
 
 class PodWait(NamedTuple):
@@ -116,6 +114,10 @@ class RunQueue(BaseReader):
         self._try_at = 0.0
         self._grew = CounterDelta()
         self._before: dict[str, float] = {}
+        self._outside = False
+
+    def problems(self) -> Mapping[str, str]:
+        return dict.fromkeys(SIGNALS, OUTSIDE) if self._outside else self._problems
 
     async def aclose(self) -> None:
         self._close()
@@ -130,7 +132,6 @@ class RunQueue(BaseReader):
         self._grew.rotate()
         slices = TimeSlice()
         before, self._before = self._before, {}
-        self._processes.keep_only(scene.view.pods.keys())
         pods = list(scene.view.pods.values())
         seen = False
         for begin in range(0, len(pods), _AT_ONCE):
@@ -150,8 +151,7 @@ class RunQueue(BaseReader):
                 if interval_s >= SHORTEST_S:
                     self._enter(sheet, pod.uid, self._without_quota(pod, scene, known, interval_s))
             await slices.checkpoint()
-        if self._processes.outside and not seen:
-            self._problems |= dict.fromkeys(SIGNALS, OUTSIDE)
+        self._outside = not seen and self._processes.outside
 
     def _prepare(self, now: float) -> None:
         """Open a socket, or record why not; tried again at intervals, as rights can be given."""

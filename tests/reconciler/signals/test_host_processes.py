@@ -9,6 +9,7 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.files import REAL
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.host_processes import (
+    GroupProcesses,
     HostProcesses,
     HostProcessStat,
     UserProcesses,
@@ -120,13 +121,15 @@ def test_a_groups_processes_are_those_below_it_too_and_their_number_is_bounded(t
     put(tree, 203)
     processes = HostProcesses("/kubepods", REAL, str(tree.root))
 
-    async def listed(most: int) -> list[int]:
-        directory = tree.hierarchy.directory("cpu", "/batch")
-        return sorted(await processes.of_group(directory, most, TimeSlice()))
+    async def listed(path: str, most: int) -> GroupProcesses:
+        return await processes.of_group(tree.hierarchy.directory("cpu", path), most, TimeSlice())
 
-    assert trio.run(listed, 100) == [100, 101, 102, 103, 200, 201, 202, 203]
-    assert processes.outside
-    assert len(trio.run(listed, 3)) == 3
+    found = trio.run(listed, "/batch", 100)
+    assert sorted(found.started) == [100, 101, 102, 103, 200, 201, 202, 203]
+    assert found.outside
+    assert len(trio.run(listed, "/batch", 3).started) == 3
+    tree.put("cpu", "/batch/c", "cgroup.procs", "103\n")
+    assert not trio.run(listed, "/batch/c", 100).outside
 
 
 @pytest.mark.parametrize(("most", "expected"), [(8, "0-3,6-7"), (3, "0-1,2-3,6"), (1, "0-1")])

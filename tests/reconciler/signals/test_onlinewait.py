@@ -92,6 +92,19 @@ async def test_a_pod_that_its_own_quota_stops_or_may_have_stopped_is_left_out(tm
     assert [bool(found) for found in results] == [False, False, True, False, True]
 
 
+async def test_nothing_is_kept_of_removed_pods_that_their_quota_had_always_stopped(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for number in range(200):
+        pod = replace(node.pod, uid=f"job-{number}")
+        limited = replace(pod.containers[0], spec=RuntimeSpec(quota_us=1000))
+        node.pod = replace(pod, containers=(limited,))
+        node.tree.put("cpu", pod.group.path, "cpu.stat", f"nr_periods {number}\nnr_throttled {number}\n")
+        for used in (0, 50 * MS):
+            await node.next({11: Delays(used, used, 5)}, node.pod)
+    kept = [held for held in vars(node.wait).values() if isinstance(held, dict)]
+    assert max(map(len, kept)) < 150
+
+
 async def test_without_processes_or_rights_it_is_unknown_and_says_why(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.list("0\n")
@@ -101,6 +114,7 @@ async def test_without_processes_or_rights_it_is_unknown_and_says_why(tmp_path: 
     node.answers.error = PermissionError(1, "Operation not permitted")
     assert await node.next({}) is None
     assert node.answers.closed
+    assert node.wait.problem == "taskstats: [Errno 1] Operation not permitted", "nothing is listed as 0 any more"
 
 
 async def test_without_taskstats_threads_are_read(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
 from reconciler.signals import runqueue
@@ -189,6 +190,10 @@ def test_processes_outside_of_this_pid_namespace_are_told(tmp_path: Path) -> Non
     node = Node(tmp_path, "0\n0\n")
     assert values(node.next({})) == {}
     assert "hostPID" in node.reader.problems()["cpu.wait"]
+    # A process that is just ending is listed as 0, too: later listings show the pid namespace.
+    node.list("11\n")
+    node.next({11: Delays(0, 0, 0)})
+    assert node.reader.problems() == {}
 
 
 @given(st.text(max_size=40))
@@ -209,6 +214,17 @@ def test_nested_groups_count_and_sandboxes_do_not(tmp_path: Path) -> None:
     tree.put("cpuset", app.group.path, "cgroup.procs", "2\n")
     tree.put("cpuset", f"{app.group.path}/inner", "cgroup.procs", "3\n4\n")
     assert sorted(PodProcesses(tree.hierarchy).get(pod, 0.0)) == [2, 3, 4]
+
+
+def test_listings_of_removed_pods_are_dropped_whichever_reader_asks(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    processes = PodProcesses(tree.hierarchy)
+    lasting = tree.pod("lasting")
+    tree.put("cpuset", lasting.containers[0].group.path, "cgroup.procs", "5\n")
+    for second in range(600):
+        processes.get(lasting, float(second))
+        processes.get(replace(lasting, uid=f"job-{second}"), float(second))
+    assert len(processes) < 150
 
 
 def test_listings_are_kept_for_seconds_and_spread(tmp_path: Path) -> None:
