@@ -26,6 +26,8 @@ SIGNALS: Final = ("fs.use", "fs.inodes_use")
 _EVERY_S: Final = 60.0
 _LONGEST_S: Final = 120.0
 """``du`` is killed after so long."""
+_HANGS_S: Final = 3 * _LONGEST_S
+"""Both counts are over by then, unless a file system keeps ``du`` from being killed."""
 _ROOT: Final = re.compile(r"^\d+ \d+ \d+:\d+ \S+ / .* - overlay \S+ \S*?upperdir=([^,\s]+)", re.MULTILINE)
 _DU: Final = ("nice", "-n", "19", "du", "-x", "-s")
 _ENVIRONMENT: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
@@ -124,11 +126,13 @@ class DirectoryUsageReader(BaseReader):
         else:
             if directory_usages is not None:
                 self._uses, self._problem = directory_usages, None
+            elif (busy_s := self._job.busy_s()) > _HANGS_S:
+                self._problem = f"cannot count the pods' files: no answer for {duration(busy_s)}"
         at_s = self._clock()
-        if at_s >= self._next_at:
+        if at_s >= self._next_at and self._job.free:
             places = {uid: tuple(self._places(pod, now)) for uid, pod in scene.view.pods.items()}
-            if self._job.start(partial(self._count, places)):
-                self._next_at = at_s + _EVERY_S
+            self._job.start(partial(self._count, places))
+            self._next_at = at_s + _EVERY_S
         for uid in scene.view.pods:
             for subject in (pod_subject(uid), pod_at(uid, _IMAGES)):
                 if (use := self._uses.get(subject)) is not None:

@@ -1,4 +1,5 @@
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from reconciler.signals import fsuse
 from reconciler.signals.fsuse import DirectoryUsageReader, parse_du, run_du, upper_directory
 from reconciler.signals.readers import SampleSheet
+from state.model import Pod
 from tests.reconciler.signals.podtree import Tree, scene, values
 
 OVERLAY = (
@@ -174,3 +177,36 @@ async def test_a_name_that_leads_elsewhere_names_no_directory(tmp_path: Path) ->
 
     await _until_told(_reader(tree, du=du), tree, "a", name="/../../../../etc/x")
     assert str(elsewhere) not in counted
+
+
+async def test_a_count_that_does_not_return_is_a_problem_and_nothing_is_listed_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system whose server is down, below a pod's directory: ``du`` cannot be killed there."""
+    monkeypatch.setattr(fsuse, "_HANGS_S", 0.0)
+    tree, _ = _node(tmp_path)
+    pod = replace(tree.pod("a"), namespace="ns", name="web")
+    tree.put("cpuset", pod.containers[0].group.path, "cgroup.procs", "11\n")
+    released = threading.Event()
+
+    def du(options: Sequence[str], paths: Sequence[str]) -> str:
+        released.wait(60)
+        return ""
+
+    shared, listed = tree.shared(), list[float]()
+    reader = DirectoryUsageReader(shared, du)
+    get = shared.processes.get
+
+    def noted(pod: Pod, now: float) -> tuple[int, ...]:
+        listed.append(now)
+        return get(pod, now)
+
+    monkeypatch.setattr(shared.processes, "get", noted)
+    try:
+        for _ in range(200):
+            await reader.read(scene(tree, pod), SampleSheet(), tree.now)
+            tree.now += 1.0
+    finally:
+        released.set()
+    assert listed == [100.0]
+    assert "no answer for " in reader.problems()["fs.use"]
