@@ -17,6 +17,7 @@ import msgspec
 import trio
 from msgspec import Struct
 
+from cgroupfs.bounded import decoded
 from cgroupfs.errors import CgroupError, SourceError
 from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import ApiStatus, KubeApi, status_of, wait_s_of
@@ -179,7 +180,9 @@ class ApiEviction:
                 return self._given_up(work.case, reply.words)
             # A refusal that is in the journal counts also where the API server only fails afterwards.
             begun, patience_s = (asked_at, rules.refused_s) if work.case.budget else (failing_at, rules.failing_s)
-            pause_s = min(reply.wait_s if reply.wait_s is not None else wait_s, rules.longest_wait_s)
+            # A server that wants no wait (a proxy's "Retry-After: 0") is not asked without a pause.
+            pause_s = wait_s if reply.wait_s is None else max(reply.wait_s, rules.first_wait_s)
+            pause_s = min(pause_s, rules.longest_wait_s)
             wait_s = min(2 * wait_s, rules.longest_wait_s)
             if trio.current_time() + pause_s - begun > patience_s:
                 return self._given_up(work.case, f"no success within {duration(patience_s)}; {reply.words}")
@@ -245,8 +248,8 @@ class ApiEviction:
         if self._version is None:
             answer = await self._api.request("GET", _CORE, most=_LISTED)
             try:
-                listed = _decode_resources(answer.body).resources if answer.ok else []
-            except msgspec.MsgspecError:
+                listed = decoded(_decode_resources, answer.body).resources if answer.ok else []
+            except ValueError:
                 listed = []
             resource = next((item for item in listed if item.name == _EVICTION and item.version), None)
             if resource is None:

@@ -234,6 +234,24 @@ async def test_a_budgets_refusal_to_an_earlier_run_is_obeyed_when_nobody_answers
     assert outcomes == [(None, True), (EvictionOutcome.REFUSED, False), (None, False)]
 
 
+async def test_a_server_that_wants_no_wait_is_not_asked_without_a_pause(
+    nursery: trio.Nursery, pod: Pod, idle_clock: MockClock
+) -> None:
+    """Each refusal is a request, and a row of the store that is made durable."""
+    refusal = status(429, "TooManyRequests", "Cannot evict pod", "Retry-After: 0", **BUDGET)
+    result, server, _ = await evict(nursery, pod, listed("v1"), *[refusal] * 100)
+    assert result.outcome is EvictionOutcome.REFUSED
+    assert 4 <= len(server.requests) <= 1 + 0.5 / 0.1 + 1
+
+
+async def test_a_list_of_the_api_servers_that_is_nested_too_deeply_is_none(
+    nursery: trio.Nursery, pod: Pod, idle_clock: MockClock
+) -> None:
+    deep = Reply(b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+    result, _, work = await evict(nursery, pod, deep, CREATED)
+    assert work.case.accepted
+
+
 async def test_a_budget_that_gives_way_in_the_end_has_not_refused(
     nursery: trio.Nursery, pod: Pod, idle_clock: MockClock
 ) -> None:
