@@ -22,6 +22,8 @@ SUFFIX: Final = ".rec"
 _BLOCK_S: Final = 30.0
 _END_S: Final = 2.0
 _MOST_WAITING: Final = 4
+_FILES: Final = 4
+"""A file ends early at this part of ``max_bytes``: the newest is not removed to keep to it."""
 
 
 class _Job(NamedTuple):
@@ -50,6 +52,8 @@ class Recorder:
         self._learned = LearnedState()
         self._began_s = 0.0
         self._block_s = 0.0
+        self._file_bytes = 0
+        """Written since the file began."""
 
     def add(
         self,
@@ -69,9 +73,10 @@ class Recorder:
         if config.directory is None:
             return
         # A clock that was set back begins a file, too: until it is there again none would end, nor any be removed.
-        if not self._name or not 0 <= frame.wall_s - self._began_s < config.file_s:
+        young = 0 <= frame.wall_s - self._began_s < config.file_s
+        if not self._name or not young or self._file_bytes >= config.max_bytes // _FILES:
             self._flush()
-            self._began_s = frame.wall_s
+            self._began_s, self._file_bytes = frame.wall_s, 0
             stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(frame.wall_s))
             self._name, self._learned = f"bypassd-{stamp}{SUFFIX}", learned()
         if not len(self._packer):
@@ -118,6 +123,7 @@ class Recorder:
                 _LOG.info("writing the recording again", lost_blocks=self.lost)
                 self.problem = None
             self.written += written or 0
+            self._file_bytes += written or 0
         if self._waiting and self._writer.free:
             job = self._waiting.pop(0)
             self._writer.start(lambda: _append(job, self._write))

@@ -208,6 +208,21 @@ async def test_the_oldest_recordings_make_room(tmp_path: Path) -> None:
     assert ours <= config.max_bytes
 
 
+async def test_a_node_that_records_much_begins_its_next_file_sooner(tmp_path: Path) -> None:
+    """A file of an hour may be larger than all recordings together may be."""
+    config, recorder, made = RecordConfig(directory=str(tmp_path), max_bytes=1 << 20), Recorder(), Random(7)
+    most = 0
+    for second in range(0, 900, 15):
+        samples = {f"pod:{number}": {"cpu.use": Sample(made.random())} for number in range(4000)}
+        recorder.add(config, replace(a_second(second), samples=samples))
+        with trio.fail_after(60):
+            await recorder.drain()
+        most = max(most, sum(path.stat().st_size for path in tmp_path.iterdir()))
+    await recorder.aclose()
+    assert recorder.written > 2 * config.max_bytes
+    assert config.max_bytes / 2 < most <= config.max_bytes
+
+
 class Disk:
     """What writes: while it is ``full``, half of what it gets is written, and then nothing."""
 
