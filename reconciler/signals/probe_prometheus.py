@@ -6,7 +6,7 @@ missing: the sample then ages, and the service's latency is unknown.
 """
 
 import math
-from collections.abc import Mapping
+from sys import intern
 from typing import Final, final
 
 from reconciler.runtime.cooperative import TimeSlice
@@ -16,7 +16,6 @@ from reconciler.signals.probe_source import ProbeResult
 from reconciler.signals.probe_targets import ProbeTarget
 from reconciler.signals.promtext import (
     BucketHistogram,
-    Labels,
     MetricSeries,
     SeriesReader,
     grown,
@@ -30,6 +29,7 @@ _MOST: Final = 16 << 20
 _ACCEPT: Final = "text/plain;version=0.0.4;q=1,*/*;q=0.1"
 _STEP: Final = 4 * 1024
 """Bytes of a text between two reads of the clock."""
+_NEEDED: Final = ("le", "quantile")
 _LEAST_CONFIDENCE: Final = 0.1
 _BEYOND: Final = 0.5
 """Confidence of a quantile beyond the last finite bucket: it is at least that bound."""
@@ -46,10 +46,10 @@ class PrometheusSource:
         self._factor = target.probe.factor
         self._client = HttpProbeClient(target, config)
         self._selector = parse_selector(config.select)
-        self._before: dict[Labels, dict[float, float]] | None = None
+        self._before: dict[int, dict[float, float]] | None = None
 
     async def measure(self) -> ProbeResult:
-        reader, slices = SeriesReader(self._names(), lambda series: self._selector.fits(series.labels)), TimeSlice()
+        reader, slices = SeriesReader(self._names(), self._kept), TimeSlice()
         length = 0
 
         async def take(chunk: bytes) -> None:
@@ -80,6 +80,17 @@ class PrometheusSource:
             "quantile": (f"{name}_bucket", name),
         }[self._config.read]
 
+    def _kept(self, series: MetricSeries) -> MetricSeries | None:
+        """Of its labels only those that a result needs: a pod's scrape may have `_MOST` of them, ten times as objects.
+
+        The others are a hash, which is equal from scrape to scrape in one run of the daemon.
+        """
+        if not self._selector.fits(series.labels):
+            return None
+        key = hash(frozenset((name, value) for name, value in series.labels.items() if name != "le"))
+        few = {name: series.labels[name] for name in _NEEDED if name in series.labels}
+        return MetricSeries(intern(series.name), few, series.value, key)
+
     def _result(self, serieses: list[MetricSeries]) -> ProbeResult:
         if not serieses:
             raise ValueError(f"no series {self._config.select} for {self._config.read}")
@@ -109,9 +120,9 @@ class PrometheusSource:
 
     def _mean(self, serieses: list[MetricSeries]) -> ProbeResult:
         # By series, as `grown` takes it: the count at 0.0, the sum at 1.0.
-        now: dict[Labels, dict[float, float]] = {}
+        now: dict[int, dict[float, float]] = {}
         for series in serieses:
-            now.setdefault(_key(series.labels), {})[float(series.name.endswith("_sum"))] = series.value
+            now.setdefault(series.key, {})[float(series.name.endswith("_sum"))] = series.value
         more = self._since(now)
         if more is None:
             return ProbeResult(None)
@@ -119,11 +130,11 @@ class PrometheusSource:
         return ProbeResult(total / count * self._factor) if count > 0 and total >= 0 else ProbeResult(None)
 
     def _quantile(self, serieses: list[MetricSeries]) -> ProbeResult:
-        now: dict[Labels, dict[float, float]] = {}
+        now: dict[int, dict[float, float]] = {}
         for series in serieses:
             bound = _number(series.labels["le"])
             if not math.isnan(bound):
-                now.setdefault(_key(series.labels, "le"), {})[bound] = series.value
+                now.setdefault(series.key, {})[bound] = series.value
         more = self._since(now)
         if more is None:
             return ProbeResult(None)
@@ -133,7 +144,7 @@ class PrometheusSource:
         value = quantile(hist, self._config.quantile)
         return ProbeResult(None) if value is None else ProbeResult(value * self._factor, self._confidence(hist))
 
-    def _since(self, now: dict[Labels, dict[float, float]]) -> dict[float, float] | None:
+    def _since(self, now: dict[int, dict[float, float]]) -> dict[float, float] | None:
         """What the counters of all series grew by since the last scrape; None at the first."""
         before, self._before = self._before, now
         if before is None:
@@ -150,10 +161,6 @@ class PrometheusSource:
         slower = hist.total * (1.0 - q) if q < 1 else hist.total
         confidence = max(_LEAST_CONFIDENCE, min(1.0, slower))
         return confidence * _BEYOND if q * hist.total > hist.counts[-2] else confidence
-
-
-def _key(labels: Mapping[str, str], but: str = "") -> Labels:
-    return frozenset((name, value) for name, value in labels.items() if name != but)
 
 
 def _number(text: str) -> float:

@@ -43,8 +43,6 @@ _ESCAPED: Final = {"n": "\n", "\\": "\\", '"': '"'}
 _ESCAPED_IN_PROMQL: Final = {**_ESCAPED, "'": "'"}
 _SPECIAL: Final = {"nan": math.nan, "+inf": math.inf, "inf": math.inf, "-inf": -math.inf}
 
-Labels = frozenset[tuple[str, str]]
-
 
 class LabelMatcher(Struct, frozen=True, kw_only=True):
     """One condition on a label. ``pattern`` for ``=~`` and ``!~``, which must match the whole value."""
@@ -73,9 +71,12 @@ class SeriesSelector(Struct, frozen=True, kw_only=True):
 
 
 class MetricSeries(NamedTuple):
+    """``key``: by which a reader knows it again where not all labels are kept."""
+
     name: str
     labels: Mapping[str, str]
     value: float
+    key: int = 0
 
 
 def parse_selector(text: str) -> SeriesSelector:
@@ -151,12 +152,14 @@ def _unescaped(text: str, escaped: Mapping[str, str] = _ESCAPED) -> str:
 class SeriesReader:
     """Takes the wanted series out of a text that arrives in parts; the rest is not kept.
 
-    ``names``: of the metrics, as in the text. ``found``: so far.
+    ``names``: of the metrics, as in the text. ``keep``: what is kept of a series; None: nothing. ``found``: so far.
     """
 
-    def __init__(self, names: Iterable[str], wanted: Callable[[MetricSeries], bool] = lambda _: True) -> None:
+    def __init__(
+        self, names: Iterable[str], keep: Callable[[MetricSeries], MetricSeries | None] = lambda series: series
+    ) -> None:
         self.found: list[MetricSeries] = []
-        self._wanted = wanted
+        self._keep = keep
         either = b"|".join(re.escape(name.encode()) for name in names)
         self._line = re.compile(rb"^[ \t]{0,16}(?:" + either + rb")(?=[{ \t])[^\n]*", re.MULTILINE)
         self._rest = bytearray()
@@ -194,8 +197,7 @@ class SeriesReader:
         for line in self._line.finditer(text):
             if len(line[0]) > LONGEST_LINE:
                 raise ValueError(f"a line is longer than {size(LONGEST_LINE)}: {_shown(line[0][:120])}")
-            series = _series(line[0])
-            if self._wanted(series):
+            if (series := self._keep(_series(line[0]))) is not None:
                 if len(self.found) >= MOST_SERIES:
                     raise ValueError(f"it has more than {MOST_SERIES} series of {_shown(series.name.encode())}")
                 self.found.append(series)
