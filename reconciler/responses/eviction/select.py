@@ -125,13 +125,20 @@ class _Selector:
         self._room = room(config.limits, past, scene.now)
         self._owners = owner_room(config.limits, past, scene.frame)
         self._leaving = dict(grounds.leaving)
-        self._spared = {uid: reason for uid, pod in scene.frame.pods.items() if (reason := self._stays(pod))}
         pods = scene.frame.pods
+        exempt = {uid: reason for uid, pod in pods.items() if (reason := self._exempt(pod)) is not None}
+        resting = {
+            uid: reason
+            for uid in pods.keys() - exempt.keys()
+            if (reason := retry_block(config.limits, past, uid, scene.now)) is not None
+        }
+        self._spared = exempt | resting
         self._unasked = {
             uid
-            for uid in self._spared
+            for uid in resting
             # An online pod's order is not critical: it would be refused again at once.
-            if pods[uid].pod_class is PodClass.RECLAIMED and self._stays(pods[uid], critical=True) is None
+            if pods[uid].pod_class is PodClass.RECLAIMED
+            and retry_block(config.limits, past, uid, scene.now, critical=True) is None
         }
         self._no_budget = unasked_block(config.limits, past, scene.now)
         self._refused = {
@@ -308,8 +315,6 @@ class _Selector:
             return holds or 0.0
         return hoped
 
-    def _stays(self, pod: PodSnapshot, *, critical: bool = False) -> str | None:
+    def _exempt(self, pod: PodSnapshot) -> str | None:
         grounds = self._grounds
-        return exemption_reason(
-            pod, grounds.config.spared, grounds.config.classes, grounds.scene.frame, grounds.holds
-        ) or retry_block(grounds.config.limits, grounds.past, pod.uid, grounds.scene.now, critical=critical)
+        return exemption_reason(pod, grounds.config.spared, grounds.config.classes, grounds.scene.frame, grounds.holds)
