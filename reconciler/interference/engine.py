@@ -373,7 +373,7 @@ class InterferenceEngine:
         return tuple(begun), tuple(over)
 
     def _why_left(self, finding: RuleVerdict, frame: SampleFrame) -> str:
-        """Why there is no result of this rule and victim any more."""
+        """Why this rule has no result for this victim now."""
         if finding.rule not in self.rules:
             return "the rule is no longer evaluated"
         victim = finding.victim

@@ -16,7 +16,7 @@ from state.model import ContainerKind, Pod
 _EVERY_S: Final = 5.0
 _DEEPEST: Final = 8
 _UNUSED_S: Final = 60.0
-"""A listing that no reader has asked for since it became old, for so long, is a removed pod's."""
+"""A listing that no reader has requested for so long after it became old is of a removed pod."""
 OUTSIDE: Final = "its processes are outside this PID namespace: bypassd needs the host's (hostPID)"
 
 

@@ -248,7 +248,7 @@ async def test_a_list_of_the_api_servers_that_is_nested_too_deeply_is_none(
     nursery: trio.Nursery, pod: Pod, idle_clock: MockClock
 ) -> None:
     deep = Reply(b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
-    result, _, work = await evict(nursery, pod, deep, CREATED)
+    _, _, work = await evict(nursery, pod, deep, CREATED)
     assert work.case.accepted
 
 
