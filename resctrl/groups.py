@@ -12,8 +12,8 @@ from typing import Final, final
 
 from msgspec import Struct
 
-from cgroupfs.bounded import whole
 from cgroupfs.errors import CgroupError, CgroupGoneError, CgroupRefusedError, InputError, cgroup_error, errno_name
+from cgroupfs.threads import numbers
 from resctrl.capability import Capability
 from resctrl.files import REAL, GroupFiles
 from resctrl.schemata import Schemata, check_schemata, differing, format_schemata, parse_schemata, writable
@@ -22,8 +22,6 @@ PASSES: Final = 10
 """Readings of a group within one call, while threads are missing in it."""
 MOST_WRITES: Final = 4096
 """Within one call: a program that forks without end must not keep it."""
-
-_AT_ONCE: Final = 1000
 
 Threads = Callable[[], Iterable[int]]
 PREFIX: Final = "bypassd-"
@@ -44,19 +42,6 @@ class MoveResult(Struct, frozen=True, kw_only=True):
     gone: int = 0
     complete: bool = True
     refused: Mapping[str, int] = {}
-
-
-def numbers(text: str) -> set[int]:
-    """The ids of a tasks file. Errors: `ValueError`.
-
-    In portions, between which other threads of this process can run: one conversion of 10,000 ids keeps the interpreter
-    for 1 ms.
-    """
-    parts = text.split()
-    result: set[int] = set()
-    for first in range(0, len(parts), _AT_ONCE):
-        result.update(map(whole, parts[first : first + _AT_ONCE]))
-    return result
 
 
 def members(files: GroupFiles, directory: str) -> frozenset[int]:
@@ -107,14 +92,13 @@ def gather(
     return MoveResult(moved=moved, gone=gone, complete=False, refused=refused)
 
 
-def expel(files: GroupFiles, directory: str, threads: Threads, to: str) -> int:
-    """Move members of the group that are not in ``threads`` to the group ``to``; returns how many were moved.
+def expel(files: GroupFiles, directory: str, leaving: Callable[[frozenset[int]], Iterable[int]], to: str) -> int:
+    """Move those of the group's members that ``leaving`` returns to the group ``to``; returns how many were moved.
 
     A thread's number may have been given to another program between reading it and writing it. The members are read
-    before ``threads``: a thread that a member forks meanwhile is in both.
+    before ``leaving`` reads whose they are: a thread that a member forks meanwhile is in both.
     """
-    inside = members(files, directory)
-    others = sorted(inside - set(threads()))[:MOST_WRITES]
+    others = sorted(leaving(members(files, directory)))[:MOST_WRITES]
     return sum(_put(files, to, tid) == 0 for tid in others)
 
 

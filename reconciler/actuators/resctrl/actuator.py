@@ -22,12 +22,13 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.lines import lines_of
 from cgroupfs.log import get_log
+from cgroupfs.threads import GroupThreads, threads_of, together
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import holding
 from reconciler.actuators.resctrl.mount import ResctrlMount, ResctrlWorker
 from reconciler.actuators.resctrl.sweep import GroupMember, ResctrlSweep, SweepResult
-from reconciler.actuators.resctrl.undo import about_to_write, pod_threads, threads_of, undo_default, undo_pod
+from reconciler.actuators.resctrl.undo import about_to_write, pod_threads, undo_default, undo_pod
 from reconciler.runtime.format import plural
 from reconciler.signals.resctrl import ResctrlSampler, ResctrlUsage
 from resctrl.capability import Capability, ResctrlStatus, read_capability
@@ -434,13 +435,9 @@ class ResctrlActuator:
         home = self._plan.members.get(pod.uid, DEFAULT)
         return GroupMember(pod.uid, home, _RANK[pod.pod_class], hold is not None, self._threads(pod))
 
-    def _threads(self, pod: Pod) -> Callable[[], set[int]]:
+    def _threads(self, pod: Pod) -> Callable[[], GroupThreads]:
         paths = [box.group.path for box in pod.containers]
-
-        def read() -> set[int]:
-            return set().union(*(threads_of(self._hierarchy, path, self._cgroups) for path in paths))
-
-        return read
+        return lambda: together(threads_of(self._hierarchy, path, self._cgroups) for path in paths)
 
     # Policy switched off
 

@@ -6,13 +6,14 @@ every thread is in a legal group, and the next sweep continues from the existing
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final, NamedTuple, final
 
 from msgspec import Struct, field
 
 from cgroupfs.errors import AgentError, CgroupBusyError, CgroupGoneError
+from cgroupfs.threads import GroupThreads, together
 from reconciler.signals.processes import OUTSIDE
 from resctrl.capability import Capability
 from resctrl.files import GroupFiles
@@ -30,7 +31,11 @@ class GroupMember(NamedTuple):
     home: str
     rank: int
     held: bool
-    threads: Callable[[], set[int]]
+    threads: Callable[[], GroupThreads]
+
+    def ids(self) -> set[int]:
+        """Its threads now, as far as they are known."""
+        return self.threads().ids
 
 
 class SweepResult(Struct, kw_only=True):
@@ -104,6 +109,8 @@ class ResctrlSweep:
         self._staying: list[GroupMember] = []
         self._group_threads: dict[str, frozenset[int]] = {}
         self._pod_threads: dict[str, set[int]] = {}
+        self._missing: dict[str, str] = {}
+        """Pods of which not all threads could be listed, and why."""
 
     def steps(self) -> Iterator[None]:
         """The sweep, one operation after the other."""
@@ -160,9 +167,9 @@ class ResctrlSweep:
 
     def _free_group(self) -> bool:
         needed = {group.name for group in self._plan.groups}
-        kept = set().union(*(member.threads() for member in self._members if member.held))
-        for name in self._groups.ours():
-            if name not in needed and not self._groups.members(name) & kept and self._groups.remove(name):
+        kept = together(member.threads() for member in self._members if member.held)
+        for name in self._groups.ours() if not kept.missing else ():
+            if name not in needed and not self._groups.members(name) & kept.ids and self._groups.remove(name):
                 self.outcome.removed.append(name)
                 return True
         return False
@@ -182,7 +189,9 @@ class ResctrlSweep:
                 self._group_threads[name] = self._groups.members(name)
         for member in self._members:
             # After the groups: a thread that a member forks meanwhile is in both, or in neither.
-            self._pod_threads[member.uid] = member.threads()
+            self._pod_threads[member.uid], missing = member.threads()
+            if missing:
+                self._missing[member.uid] = missing
             if member.held or member.home not in self._usable:
                 self._staying.append(member)
                 if not member.held:
@@ -190,6 +199,8 @@ class ResctrlSweep:
                     self.outcome.unsettled[member.uid] = message
             else:
                 self._assign_threads(member)
+                if missing and member.home != DEFAULT:
+                    self.outcome.unsettled.setdefault(member.uid, missing)
             yield
 
     def _assign_threads(self, member: GroupMember) -> None:
@@ -202,7 +213,7 @@ class ResctrlSweep:
         if member.home == DEFAULT or not threads - others - self._group_threads.get(member.home, frozenset()):
             return
         try:
-            done = gather(self._files, self._groups.path(member.home), lambda: member.threads() - self._foreign_threads)
+            done = gather(self._files, self._groups.path(member.home), lambda: member.ids() - self._foreign_threads)
         except AgentError as exc:
             self.outcome.unsettled[member.uid] = str(exc)
             return
@@ -219,15 +230,25 @@ class ResctrlSweep:
             members = [*self._staying, *(member for member in self._members if member.home == name)]
             if not inside - set().union(*(self._pod_threads[member.uid] for member in members)):
                 continue
-            read = [member.threads for member in members]
             with contextlib.suppress(CgroupGoneError):
-                path = self._groups.path(name)
-                self.outcome.moved += expel(self._files, path, partial(_all_of, read), self._groups.root)
+                leaving = partial(self._leaving, {member.uid for member in members})
+                self.outcome.moved += expel(self._files, self._groups.path(name), leaving, self._groups.root)
             yield
+
+    def _leaving(self, staying: Collection[str], inside: frozenset[int]) -> Iterable[int]:
+        """Those of a group's threads that are of no pod whose threads stay there."""
+        belonging = together(member.threads() for member in self._members if member.uid in staying)
+        if not belonging.missing:
+            return inside - belonging.ids
+        # One that was not listed would count as one of no pod: only those of other pods leave.
+        others = together(member.threads() for member in self._members if member.uid not in staying)
+        return inside & (others.ids - belonging.ids)
 
     def _remove_unused(self) -> Iterator[None]:
         """Remove our groups that the plan does not name, unless a pod remains in one."""
         needed = {group.name for group in self._plan.groups}
+        if any(member.uid in self._missing for member in self._staying):
+            return
         for name in self._groups.ours():
             if name in needed:
                 continue
@@ -265,7 +286,9 @@ class ResctrlSweep:
         ranks = {
             member.uid: member.rank
             for member in self._members
-            if not member.held and member.uid in self.outcome.homes and member.uid not in self.outcome.foreign
+            if not member.held
+            and member.uid in self.outcome.homes
+            and not {member.uid} & (self.outcome.foreign.keys() | self._missing.keys())
         }
         before = self.outcome.watch
         if not before.since and existing:
@@ -275,7 +298,7 @@ class ResctrlSweep:
         held = {member.uid for member in self._members if member.held}
         wanted = {uid: homes[uid] for uid in watch.since}
         yield from self._unwatch(existing, wanted, held)
-        threads = {member.uid: member.threads for member in self._members}
+        threads = {member.uid: member.ids for member in self._members}
         for uid, control in sorted(wanted.items()):
             self._ensure_monitor(uid, control, threads[uid], exists=control in existing.get(uid, ()))
             yield
@@ -327,7 +350,3 @@ class ResctrlSweep:
     def _count(self, done: MoveResult) -> None:
         self.outcome.moved += done.moved
         self.outcome.gone += done.gone
-
-
-def _all_of(threads: Sequence[Callable[[], set[int]]]) -> set[int]:
-    return set().union(*(thread() for thread in threads))

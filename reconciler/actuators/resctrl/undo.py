@@ -5,7 +5,7 @@ of other programs are never touched. Before the first touch the ledger records t
 groups of ours may exist, and that a mount of ours may exist.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -16,12 +16,13 @@ from cgroupfs.errors import AgentError, CgroupGoneError, InputError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import QosClass, detect_layout
+from cgroupfs.threads import GroupThreads, threads_of, together
 from reconciler.actuators.codec import RowCodec, row_of, undo_rows
 from reconciler.runtime.format import plural
 from resctrl.capability import Capability, ResctrlStatus, read_capability
 from resctrl.files import REAL as REAL_GROUPS
 from resctrl.files import SOURCE, GroupFiles, Mounter, RealMounter
-from resctrl.groups import DEFAULT, PREFIX, ControlGroups, gather, numbers
+from resctrl.groups import DEFAULT, PREFIX, ControlGroups, gather
 from resctrl.monitor import MonitorGroups
 from resctrl.schemata import differing, format_schemata, parse_schemata
 from state.cache import CACHE as POLICY
@@ -156,20 +157,21 @@ def undo_default(files: GroupFiles, capability: Capability, recorded: ResctrlSta
         return RestoreResult(path=root, file="schemata", undo=RestoreOutcome.REFUSED, detail=str(exc))
 
 
-def undo_pod(files: GroupFiles, root: str, uid: str, threads: Callable[[], Collection[int]]) -> list[RestoreResult]:
+def undo_pod(files: GroupFiles, root: str, uid: str, threads: Callable[[], GroupThreads]) -> list[RestoreResult]:
     """Move one pod's threads to the default group, and remove a group that is empty then. Errors: none."""
     groups, monitors = ControlGroups(root, files), MonitorGroups(root, files)
     done: list[RestoreResult] = []
     try:
         for name in groups.ours():
-            members = groups.members(name)
-            if not members & set(threads()):
+            members, listed = groups.members(name), threads()
+            missing = listed.missing if members else ""
+            if not members & listed.ids and not missing:
                 continue
-            moved = gather(files, root, lambda members=members: set(threads()) & members)  # type: ignore[misc]
-            undo = RestoreOutcome.RESTORED if moved.complete else RestoreOutcome.REFUSED
-            detail = (
-                "" if moved.complete else f"{dict(moved.refused) or 'new threads appear faster than they are moved'}"
-            )
+            moved = gather(files, root, lambda members=members: threads().ids & members)  # type: ignore[misc]
+            detail = missing
+            if not moved.complete:
+                detail = f"{dict(moved.refused) or 'new threads appear faster than they are moved'}"
+            undo = RestoreOutcome.REFUSED if detail else RestoreOutcome.RESTORED
             text = plural(moved.moved, "thread")
             done.append(RestoreResult(path=groups.path(name), file="tasks", undo=undo, text=text, detail=detail))
             if moved.complete and not groups.members(name):
@@ -224,31 +226,11 @@ def _mount(files: GroupFiles, place: str, mounter: Mounter) -> RestoreResult:
     return RestoreResult(path=place, file="mount", undo=RestoreOutcome.RESTORED)
 
 
-def threads_of(hierarchy: Hierarchy, path: str, files: FileOps = REAL) -> set[int]:
-    """All threads of a group and of all groups below it, in the trigger hierarchy. Unreadable groups count as empty.
-
-    The kernel lists each one outside this pid namespace as 0.
-
-    A pod may contain a node of its own (kind, a CI runner), with pods in its groups: a thread that is missed here would
-    count as one of no pod, and be moved out of the group that it was forked in.
-    """
-    file = "tasks" if hierarchy.version(hierarchy.trigger) == 1 else "cgroup.threads"
-    result: set[int] = set()
-    texts = [hierarchy.trigger_directory(path)]
-    for directory in texts:
-        try:
-            result |= numbers(files.read(directory, file))
-            texts += [f"{directory}/{name}" for name in files.groups(directory)]
-        except OSError:
-            continue
-    return result
-
-
-def pod_threads(hierarchy: Hierarchy, uid: str, files: FileOps = REAL) -> set[int]:
+def pod_threads(hierarchy: Hierarchy, uid: str, files: FileOps = REAL) -> GroupThreads:
     """All threads of a pod, found by its name only."""
     layout = detect_layout(hierarchy, None)
     paths = [layout.pod(qos, uid) for qos in QosClass] if layout is not None else []
-    return set().union(*(threads_of(hierarchy, path, files) for path in paths))
+    return together(threads_of(hierarchy, path, files) for path in paths)
 
 
 def restore_resctrl(

@@ -1,7 +1,10 @@
 """Cache and bandwidth of pods on a strict model of the kernel's resctrl: every refusal, counter and id is its own."""
 
+import errno
+import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -14,11 +17,23 @@ from reconciler.policies.cache import CachePolicyConfig
 from reconciler.signals.processes import OUTSIDE
 from resctrl.groups import ControlGroups
 from state.cache import RESCTRL_GROUP, ClassShare
+from state.entry import RestoreOutcome
 from state.model import Hold
 from tests.fakes.constants import varied
 from tests.fakes.resctrl_model import Deed
 from tests.fakes.resctrl_shapes import INTEL_L2, MPAM_SHAPES, NONE, SHAPES, Shape
-from tests.reconciler.actuators.resctrl_world import BATCH, BE, CRUNCH, MOUNT, NO_MONITOR, WEB, World, annotated, wants
+from tests.reconciler.actuators.resctrl_world import (
+    BATCH,
+    BE,
+    CRUNCH,
+    MOUNT,
+    NO_MONITOR,
+    WEB,
+    Boxes,
+    World,
+    annotated,
+    wants,
+)
 from tests.reconciler.nodes import online
 from tests.until import until
 
@@ -130,6 +145,68 @@ async def test_a_thread_in_a_group_deep_below_its_container_stays_where_it_was_b
     world.boxes.pids[deep].append(child)
     await world.sweep(BATCH)
     assert world.places(first, child) == [BE] * 2
+
+
+class _Counting(Boxes):
+    """Counts what is read. ``shown``: errors of single directories."""
+
+    def __init__(self, boxes: Boxes) -> None:
+        self.__dict__.update(boxes.__dict__)
+        self.reads = 0
+        self.errors: dict[str, int] = {}
+
+    def read(self, directory: Any, file: str) -> str:
+        self.reads += 1
+        if code := self.errors.get(str(directory)):
+            raise OSError(code, os.strerror(code))
+        return super().read(directory, file)
+
+
+async def test_a_tenants_groups_without_number_are_not_all_read_and_none_of_its_threads_is_sent_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cgroupfs.threads.MOST_GROUPS", 20)
+    world = World(tmp_path)
+    world.config = NO_MONITOR
+    world.boxes = counting = _Counting(world.boxes)
+    world.start()
+    first, other = world.spawn(BATCH), world.spawn(WEB)
+    await world.sweep(BATCH, WEB)
+    box = f"/cpuset{BATCH.containers[0].group.path}"
+    counting.pids |= {f"{box}/{number:03}": [] for number in range(100)}
+    child, stranger = world.model.fake_tasks.spawn(parent=first), world.model.fake_tasks.spawn()
+    counting.pids[f"{box}/099"].append(child)
+    for tid in (stranger, other):
+        world.model.write(BE, "tasks", f"{tid}\n")
+    counting.reads = 0
+    await world.sweep(BATCH, WEB)
+    assert counting.reads < 100
+    assert world.places(first, child) == [BE] * 2
+    # Of the others only those are sent away that are known to be another pod's.
+    assert world.places(stranger, other) == [BE, MOUNT]
+    message = "only the threads of 20 groups in it are listed"
+    assert world.side.problems() == [f"ns/batch: {message}"]
+    status = world.side.statuses[BATCH.group.path][RESCTRL_GROUP]
+    assert (status.state, status.detail) == ("waiting", message)
+    done = await world.side.restore(BATCH.uid)
+    assert [(result.undo, result.detail) for result in done] == [(RestoreOutcome.REFUSED, message)]
+    assert world.places(first, child) == [MOUNT, BE]
+
+
+async def test_a_thread_whose_group_cannot_be_read_now_is_not_sent_away(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.config = NO_MONITOR
+    world.boxes = counting = _Counting(world.boxes)
+    world.start()
+    pid = world.spawn(BATCH, 3)
+    await world.sweep(BATCH)
+    counting.errors[f"/cpuset{BATCH.containers[0].group.path}"] = errno.EMFILE
+    await world.sweep(BATCH)
+    assert world.places(pid) == [BE] * 3
+    assert world.side.problems() == ["ns/batch: cannot list its threads: EMFILE"]
+    counting.errors.clear()
+    await world.sweep(BATCH)
+    assert (world.places(pid), world.side.problems()) == ([BE] * 3, [])
 
 
 async def test_a_pod_that_forks_while_it_is_moved_is_moved_whole(world: World) -> None:
