@@ -12,7 +12,7 @@ from cgroupfs.hierarchy import Hierarchy
 MOST_GROUPS: Final = 4_096
 """Groups below one that are read, 40 ms: a node of its own in a pod (kind, a CI runner) has some hundred."""
 _AT_ONCE: Final = 1000
-_GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
+GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
 """Errors of a group that was removed, before or after its file was opened."""
 
 
@@ -61,7 +61,7 @@ def threads_below(directory: str, file: str, files: FileOps, most: int = MOST_GR
         except ValueError as exc:
             raise OSError(errno.EIO, "not a list of threads", f"{group}/{file}") from exc
         except OSError as exc:
-            if group == directory or exc.errno not in _GONE:
+            if group == directory or exc.errno not in GONE:
                 raise
             continue
         all_listed = all_listed and len(inside) <= left
@@ -76,4 +76,4 @@ def threads_of(hierarchy: Hierarchy, path: str, files: FileOps = REAL) -> GroupT
     try:
         return threads_below(hierarchy.trigger_directory(path), file, files, MOST_GROUPS)
     except OSError as exc:
-        return GroupThreads(set(), "" if exc.errno in _GONE else f"cannot list its threads: {errno_name(exc.errno)}")
+        return GroupThreads(set(), "" if exc.errno in GONE else f"cannot list its threads: {errno_name(exc.errno)}")

@@ -12,9 +12,10 @@ process for each cookie and loses all of them with its cache: here the threads t
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Final, NamedTuple, final
+
+import trio
 
 from cgroupfs.errors import StoreError
 from cgroupfs.log import get_log
@@ -211,33 +212,38 @@ class CoreSched(PeriodicActuator):
 
     async def _assign(self, shares: Sequence[CookieAssignment], refused: Counter[str]) -> set[int]:
         """Assign cookies; new ones are in the store before any thread gets them."""
+        carriers = [CookieCarrier() for _ in shares]
+        try:
+            return await self._hand_out(carriers, shares, refused)
+        finally:
+            # Closing waits for the threads to end: not in the event loop, also after an error.
+            with trio.CancelScope(shield=True):
+                await self._worker.work(partial(_close, carriers))
+
+    async def _hand_out(
+        self, carriers: Sequence[CookieCarrier], shares: Sequence[CookieAssignment], refused: Counter[str]
+    ) -> set[int]:
         written: set[int] = set()
-        with ExitStack() as stack:
-            carriers = [stack.enter_context(CookieCarrier()) for _ in shares]
-            cookies = []
-            for carrier, share in zip(carriers, shares, strict=True):
-                load = partial(tasks.acquire, carrier, self._prctl, share.source, share.cookie)
-                cookies.append(await self._worker.work(load))
-            created = {
-                cookie: share.group
-                for cookie, share in zip(cookies, shares, strict=True)
-                if cookie and not share.cookie
-            }
-            if created and not await self._save({**self._ours, **created}):
-                return written
-            for carrier, share, cookie in zip(carriers, shares, cookies, strict=True):
-                if cookie:
-                    assign = partial(tasks.assign, carrier, self._prctl, share.tids)
-                    assigned = await self._worker.work(assign)
-                    written.update(assigned.done)
-                    self._count("written", assigned, refused)
-            # Closing waits for the threads to end: not in the event loop.
-            await self._worker.work(stack.pop_all().close)
+        cookies = []
+        for carrier, share in zip(carriers, shares, strict=True):
+            load = partial(tasks.acquire, carrier, self._prctl, share.source, share.cookie)
+            cookies.append(await self._worker.work(load))
+        created = {
+            cookie: share.group for cookie, share in zip(cookies, shares, strict=True) if cookie and not share.cookie
+        }
+        if created and not await self._save({**self._ours, **created}):
+            return written
+        for carrier, share, cookie in zip(carriers, shares, cookies, strict=True):
+            if cookie:
+                assign = partial(tasks.assign, carrier, self._prctl, share.tids)
+                assigned = await self._worker.work(assign)
+                written.update(assigned.done)
+                self._count("written", assigned, refused)
         return written
 
     def _count(self, outcome: str, assigned: tasks.AssignResult, refused: Counter[str]) -> None:
         self._writes[CORE_COOKIE, outcome] += len(assigned.done)
-        self._writes[CORE_COOKIE, "refused"] += sum(assigned.errors.values())
+        self._writes[CORE_COOKIE, "refused"] += len(assigned.refused)
         refused.update(assigned.errors)
 
     # The recorded cookies
@@ -338,6 +344,11 @@ def _tallies(
         for path, group in wanted.items()
         if path in observed
     }
+
+
+def _close(carriers: Sequence[CookieCarrier]) -> None:
+    for carrier in carriers:
+        carrier.close()
 
 
 def _undo(context: OfflineContext) -> Sequence[RestoreResult]:

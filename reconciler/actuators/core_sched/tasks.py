@@ -14,13 +14,14 @@ import errno
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.files import REAL, FileOps
+from cgroupfs.threads import GONE, MOST_GROUPS, threads_below
 from reconciler.actuators.codec import RowCodec, row_of, undo_rows
 from reconciler.actuators.core_sched.prctl import CookieCarrier, Prctl, unable
 from reconciler.runtime.format import plural
@@ -179,15 +180,18 @@ def refused(why: str) -> RestoreResult:
 
 _ROUNDS: Final = 5
 """Readings of one restore: what is forked after one inherits the cookie, and is found by the next."""
-_GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
-"""Errors of a group that was removed, before or after its file was opened."""
 
 
 class AssignResult(NamedTuple):
-    """The outcome of an assignment: the threads that have it, and the errors of the others, by their number."""
+    """The outcome of an assignment: the threads that have it, and the errors of others. One that has ended has none."""
 
     done: tuple[int, ...]
-    errors: Mapping[str, int]
+    refused: Mapping[int, str]
+
+    @property
+    def errors(self) -> Counter[str]:
+        """How many threads got each error."""
+        return Counter(self.refused.values())
 
 
 def observe(
@@ -201,31 +205,17 @@ def observe(
     threads: dict[str, ObservedThreads] = {}
     for name, directory in places:
         try:
-            tids = sorted(set(_thread_ids(directory, file, files)))
+            listed = threads_below(directory, file, files, MOST_GROUPS)
         except OSError as exc:
-            if exc.errno not in _GONE:
+            if exc.errno not in GONE:
                 threads[name] = ObservedThreads(problem=f"cannot list its threads: {exc.strerror}")
             continue
-        threads[name] = _cookies(tids, prctl)
+        threads[name] = _cookies(sorted(listed.ids), prctl, listed.missing)
     return threads
 
 
-def _thread_ids(directory: str, file: str, files: FileOps) -> Iterator[int]:
-    # Not recursive: a tenant nests groups deeper than the call stack may be.
-    pending = [directory]
-    while pending:
-        group = pending.pop()
-        try:
-            yield from map(int, files.read(group, file).split())
-            pending += [f"{group}/{name}" for name in files.groups(group)]
-        except OSError as exc:
-            if group == directory or exc.errno not in _GONE:
-                raise
-
-
-def _cookies(tids: Sequence[int], prctl: Prctl) -> ObservedThreads:
+def _cookies(tids: Sequence[int], prctl: Prctl, problem: str) -> ObservedThreads:
     threads: dict[int, int] = {}
-    problem = ""
     for tid in tids:
         if not tid:
             # The kernel reports 0 for a process of a PID namespace that is not below ours.
@@ -245,16 +235,16 @@ def assign(carrier: CookieCarrier, prctl: Prctl, tids: Iterable[int]) -> AssignR
     """Give the threads the carrier's cookie, or none if it has none."""
 
     def share() -> AssignResult:
-        done, errors = [], Counter[str]()
+        done, refused = list[int](), dict[int, str]()
         for tid in tids:
             try:
                 prctl.share_to(tid)
             except OSError as exc:
                 if exc.errno != errno.ESRCH:
-                    errors[_error_text(exc)] += 1
+                    refused[tid] = _error_text(exc)
             else:
                 done.append(tid)
-        return AssignResult(tuple(done), errors)
+        return AssignResult(tuple(done), refused)
 
     return carrier.call(share)
 
@@ -328,10 +318,7 @@ def clear_all(
             break
         cleared = drop(prctl, holders)
         taken.update(holders[tid] for tid in cleared.done)
-        if cleared.errors:
-            failed |= dict.fromkeys(
-                (holders[tid] for tid in holders.keys() - set(cleared.done)), next(iter(cleared.errors))
-            )
+        failed |= {holders[tid]: error for tid, error in cleared.refused.items()}
     return [
         RestoreResult(
             path=ours[cookie],
@@ -355,8 +342,7 @@ def _numbers(directory: str) -> list[int]:
 def _is_in_pod(directory: str, uid: str) -> bool:
     """Whether a thread is in a pod's group, named by either cgroup driver."""
     try:
-        with open(f"{directory}/cgroup", encoding="utf-8", newline="\n") as file:
-            text = file.read()
+        text = REAL.read(directory, "cgroup")
     except OSError:
         return False
     return f"pod{uid}" in text or f"pod{uid.replace('-', '_')}" in text

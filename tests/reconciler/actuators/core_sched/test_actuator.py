@@ -3,6 +3,8 @@
 Longer than other modules because every case needs the same machine of cores, threads and pods.
 """
 
+import errno
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -330,13 +332,14 @@ async def test_a_cookie_is_in_the_store_before_a_thread_has_it(world: World) -> 
     assert known == [True, True]
 
 
-async def test_what_cannot_be_recorded_is_not_given(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise StoreError("no space left")
+def _full(*_: object, **__: object) -> None:
+    raise StoreError("no space left")
 
+
+async def test_what_cannot_be_recorded_is_not_given(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.run(BATCH)
     with monkeypatch.context() as patched:
-        patched.setattr(Ledger, "record", full)
+        patched.setattr(Ledger, "record", _full)
         await world.look(BATCH)
         assert world.one(BATCH) == 0
         assert world.state(BATCH) == "not recorded"
@@ -363,6 +366,37 @@ async def test_restore_takes_them_from_every_thread_wherever_it_is(world: World)
     await world.look(BATCH, CRUNCH, enforce=False)
     assert world.cores.alive == set()
     assert await world.side.restore() == ()
+
+
+async def test_a_refused_cookie_is_not_the_outcome_of_another_whose_thread_has_ended(world: World) -> None:
+    world.config = CoreSchedConfig(enabled=True, groups=CookieGroups.CLASS)
+    world.run(BATCH, WEB)
+    await world.look(BATCH, WEB)
+    (ending, _), (refusing, _) = (world.cores.tids(place(item)) for item in (BATCH, WEB))
+
+    def end_or_refuse(call: str, tid: int) -> None:
+        if call == "share_to" and tid == ending and tid in world.cores.tids(place(BATCH)):
+            world.cores.exit(tid)
+        if call == "share_to" and tid == refusing:
+            raise PermissionError(errno.EPERM, "refused")
+
+    world.cores.before = end_or_refuse
+    done = {result.path: (result.undo, result.detail) for result in await world.side.restore()}
+    assert done == {
+        "reclaimed": (RestoreOutcome.RESTORED, "1 thread"),
+        "online": (RestoreOutcome.REFUSED, "prctl: EPERM (CAP_SYS_PTRACE is needed)"),
+    }
+
+
+async def test_restore_of_one_pod_takes_a_group_of_any_name(world: World) -> None:
+    """A tenant names the groups in its container; the kernel shows the bytes as they are."""
+    world.run(BATCH, CRUNCH)
+    await world.look(BATCH, CRUNCH)
+    cookie, (tid, _) = world.one(CRUNCH), world.cores.tids(place(CRUNCH))
+    listed = Path(f"{world.cores.proc}/{tid}/task/{tid}/cgroup")
+    listed.write_bytes(b"3:cpuset:" + place(CRUNCH).encode() + b"/\xff\n")
+    assert [result.detail for result in await world.side.restore("batch")] == ["2 threads"]
+    assert (world.one(BATCH), world.one(CRUNCH)) == (0, cookie)
 
 
 async def test_restore_of_one_pod_leaves_the_others(world: World) -> None:
@@ -453,6 +487,44 @@ async def test_hyper_threads_that_go_offline_amid_a_sweep_end_it(world: World) -
     assert ["two online threads" in problem for problem in world.side.problems()] == [True]
     [refused] = await world.side.restore()
     assert refused.undo is RestoreOutcome.REFUSED
+
+
+@pytest.mark.parametrize("end", ["the kernel refuses", "the store refuses", "cancelled"])
+async def test_carriers_end_outside_the_event_loop_whatever_happens(
+    world: World, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The end of one waits for its thread, which may be among thousands of threads that get a cookie."""
+    made: list[module.CookieCarrier] = []
+    closed: list[str] = []
+    begin, close = module.CookieCarrier.__init__, module.CookieCarrier.close
+
+    def noting(carrier: module.CookieCarrier) -> None:
+        begin(carrier)
+        made.append(carrier)
+
+    def note_end(carrier: module.CookieCarrier) -> None:
+        closed.append(threading.current_thread().name)
+        close(carrier)
+
+    monkeypatch.setattr(module.CookieCarrier, "__init__", noting)
+    monkeypatch.setattr(module.CookieCarrier, "close", note_end)
+    world.run(BATCH)
+    with trio.CancelScope() as scope:
+        token = trio.lowlevel.current_trio_token()
+
+        def fail(call: str, _: int) -> None:
+            if call == "create" and end == "the kernel refuses":
+                world.cores.smt = False
+            if call == "create" and end == "cancelled":
+                trio.from_thread.run_sync(scope.cancel, trio_token=token)
+
+        world.cores.before = fail
+        if end == "the store refuses":
+            monkeypatch.setattr(Ledger, "record", _full)
+        await world.look(BATCH)
+    assert made
+    assert len(closed) == len(made)
+    assert threading.main_thread().name not in closed
 
 
 async def test_threads_that_may_not_be_looked_at_are_told(world: World) -> None:

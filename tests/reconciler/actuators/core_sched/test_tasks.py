@@ -51,3 +51,9 @@ def test_a_group_inside_may_be_removed_meanwhile_but_not_unreadable(
 ) -> None:
     threads = observe([("box", "/g")], "tasks", NoCookies(), NestedGroups(3, error))["box"]
     assert (threads.threads, threads.problem) == (seen, problem)
+
+
+def test_of_a_tenants_groups_without_number_some_are_read_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reconciler.actuators.core_sched.tasks.MOST_GROUPS", 20)
+    threads = observe([("box", "/g")], "tasks", NoCookies(), NestedGroups(2000))["box"]
+    assert (len(threads.threads), threads.problem) == (21, "only the threads of 20 groups in it are listed")
