@@ -193,7 +193,11 @@ def open_trigger(path: str, spec: TriggerSpec) -> PressureTrigger:
     the `CgroupError` of the kernel's refusal.
     """
     fd, fitted = _fitting(path, spec)
-    return PressureTrigger(path, fd, fitted)
+    try:
+        return PressureTrigger(path, fd, fitted)
+    except OSError as exc:
+        os.close(fd)
+        raise _refusal(path, fitted, exc) from exc
 
 
 def try_trigger(path: str, spec: TriggerSpec) -> TriggerSpec:
@@ -207,8 +211,9 @@ def try_trigger(path: str, spec: TriggerSpec) -> TriggerSpec:
 
 
 def _fitting(path: str, spec: TriggerSpec) -> tuple[int, TriggerSpec]:
-    fitted = spec.fitted(privileged=_privileged())
+    fitted = spec
     try:
+        fitted = spec.fitted(privileged=_privileged())
         try:
             return _arm(path, fitted), fitted
         except OSError as exc:

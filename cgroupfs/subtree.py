@@ -43,21 +43,25 @@ class Subtree:
 
         Errors: `CgroupError` when an existing directory cannot be opened.
         """
-        pairs: dict[str, tuple[int, int]] = {}
-        for mount in hierarchy.mounts():
-            path = mount.path(group)
-            try:
-                number = os.open(path, _DIRECTORY)
-            except OSError as exc:
-                if exc.errno in _NO_PROCESSES:
-                    continue
-                raise cgroup_error(path, exc, "open") from exc
-            if inodes is not None and inodes.get(mount.directory) != os.fstat(number).st_ino:
-                os.close(number)
-            else:
-                pairs[mount.directory] = (number, mount.version)
         freezer = hierarchy.controllers.get(FREEZER)
-        return cls(pairs, freezer.directory if freezer is not None else None)
+        tree = cls({}, freezer.directory if freezer is not None else None)
+        try:
+            for mount in hierarchy.mounts():
+                path = mount.path(group)
+                try:
+                    number = os.open(path, _DIRECTORY)
+                except OSError as exc:
+                    if exc.errno in _NO_PROCESSES:
+                        continue
+                    raise cgroup_error(path, exc, "open") from exc
+                tree._found[mount.directory] = (number, mount.version)
+                if inodes is not None and inodes.get(mount.directory) != os.fstat(number).st_ino:
+                    os.close(tree._found.pop(mount.directory)[0])
+        except BaseException:
+            # Such as EMFILE: what is open by now would remain so.
+            tree.close()
+            raise
+        return tree
 
     def __enter__(self) -> Self:
         return self

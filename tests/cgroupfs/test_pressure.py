@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from cgroupfs import pressure
-from cgroupfs.errors import CgroupError, CgroupGoneError, CgroupRefusedError, InputError, SourceError
+from cgroupfs.errors import CgroupBusyError, CgroupError, CgroupGoneError, CgroupRefusedError, InputError, SourceError
 from cgroupfs.hierarchy import Hierarchy, HierarchyMode, Mount
 from cgroupfs.pressure import (
     PressureResource,
@@ -205,6 +205,24 @@ def test_a_trigger_that_is_tried_is_closed_again(tmp_path: Path, monkeypatch: py
     assert try_trigger(str(copy), SPEC) == SPEC.fitted(privileged=False)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(opened[0])
+
+
+@pytest.mark.parametrize("short_of", ["the descriptor of the trigger's events", "the descriptor of the own rights"])
+def test_a_shortage_of_descriptors_is_an_error_of_the_kernel_and_leaves_none_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_of: str
+) -> None:
+    def none_left(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(pressure, "_arm", Kernel(0).arm)
+    if "events" in short_of:
+        monkeypatch.setattr(pressure.select, "epoll", none_left)
+    else:
+        monkeypatch.setattr(pressure, "_privileged", none_left)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(CgroupBusyError, match="EMFILE"):
+        open_trigger(str(tmp_path / "cpu.pressure"), SPEC)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_nothing_is_written_to_a_copy_of_a_pressure_file(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """One group with all below it, on this machine's kernel: identified by inode, read, frozen and thawed."""
 
+import errno
 import os
 import signal
 from collections.abc import Iterator
@@ -96,6 +97,29 @@ def test_another_group_by_its_name_is_not_opened_and_a_symlink_neither(tmp_path:
         assert not tree.exists
     with Subtree.open(hierarchy, "/link") as tree:
         assert not tree.exists
+
+
+def test_a_hierarchy_that_cannot_be_opened_leaves_no_other_one_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the limit of open files every try would take more of them away."""
+    mounts = {}
+    for name in ("cpu", "pids", FREEZER):
+        (tmp_path / name / "pod").mkdir(parents=True)
+        mounts[name] = Mount(directory=str(tmp_path / name), version=1, controllers=(name,))
+    hierarchy = Hierarchy(root="/", mode=HierarchyMode.V1, controllers=mounts)
+    really = os.open
+
+    def refuse_the_last(path: str, flags: int, *more: int, **options: int) -> int:
+        if path == f"{tmp_path}/{FREEZER}/pod":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return really(path, flags, *more, **options)
+
+    monkeypatch.setattr(os, "open", refuse_the_last)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(CgroupError, match="EMFILE"):
+        Subtree.open(hierarchy, "/pod")
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_refused_thaw_is_an_error_and_not_silence(tmp_path: Path) -> None:
