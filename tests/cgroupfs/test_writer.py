@@ -10,7 +10,13 @@ import trio
 from msgspec.structs import replace
 from trio.testing import MockClock
 
-from cgroupfs.errors import CgroupBusyError, CgroupGoneError, CgroupRefusedError, CgroupUnderWayError
+from cgroupfs.errors import (
+    CgroupBusyError,
+    CgroupChangedError,
+    CgroupGoneError,
+    CgroupRefusedError,
+    CgroupUnderWayError,
+)
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
@@ -121,6 +127,25 @@ def test_a_weight_that_the_idle_class_forbids_is_refused_with_that_reason(versio
     kernel.write(places.directory("cpu", GROUP), "cpu.idle", "0")
     outcome = KernelWriter(places, files=kernel).write(step("cpu.weight", "0", version=version))
     assert "cpu.idle" not in str(outcome.error)
+
+
+async def test_a_text_that_the_file_cannot_hold_is_another_one_and_costs_no_other_step() -> None:
+    """As of a file of another kind that is mounted over it."""
+    kernel, places = machine()
+    directory = places.directory("cpu", GROUP)
+
+    class Covered(Slow):
+        def read(self, where: str, file: str) -> str:
+            return "not a number\n" if (where, file) == (directory, "cpu.shares") else kernel.read(where, file)
+
+    covered = Covered(kernel, 0.0)
+    covered.read = Covered.read.__get__(covered)  # type: ignore[method-assign]
+    writer = KernelWriter(places, files=covered)
+    steps = [replace(step("cpu.weight", "512"), expects="1024"), step("pids.max", "100")]
+    first, second = await writer.perform(steps)
+    assert isinstance(first.error, CgroupChangedError)
+    assert "'not a number' by now" in str(first.error)
+    assert (second.ok, second.after) == (True, "100")
 
 
 def test_busy_and_gone_are_told_apart() -> None:
