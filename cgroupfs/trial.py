@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import Final, Self, final
 
-from cgroupfs.errors import cgroup_error
+from cgroupfs.errors import CgroupError, cgroup_error
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
 
@@ -68,14 +68,17 @@ class TrialGroup:
         try:
             for directory in self._directories:
                 os.mkdir(directory, 0o755)
+            for directory in self._directories:
+                # On v1 no process can be put into a group without CPUs and memory nodes.
+                for file in ("cpuset.cpus", "cpuset.mems"):
+                    if os.path.exists(f"{directory}/{file}") and not os.path.exists(f"{directory}/{_SUBTREE}"):
+                        self._put(directory, file, self._text(os.path.dirname(directory), file).strip())
         except OSError as exc:
             self._remove()
             raise cgroup_error(self.path, exc, "make the group") from exc
-        for directory in self._directories:
-            # On v1 no process can be put into a group without CPUs and memory nodes.
-            for file in ("cpuset.cpus", "cpuset.mems"):
-                if os.path.exists(f"{directory}/{file}") and not os.path.exists(f"{directory}/{_SUBTREE}"):
-                    self._put(directory, file, self._text(os.path.dirname(directory), file).strip())
+        except CgroupError:
+            self._remove()
+            raise
 
     @staticmethod
     def _put(directory: str, file: str, text: str) -> None:
