@@ -20,12 +20,11 @@ from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError, CgroupChangedError, CgroupGoneError, cgroup_error
 from cgroupfs.files import REAL, FileOps
-from cgroupfs.hierarchy import Hierarchy, covered
+from cgroupfs.hierarchy import FREEZER, Hierarchy, covered
 from cgroupfs.knobs import CATALOG, SETS
-from cgroupfs.log import get_log
 from cgroupfs.naming import parse
 from cgroupfs.plan import KnobChange, Known, order_changes
-from cgroupfs.steps import WriteStep
+from cgroupfs.steps import WriteStep, ancestors
 from cgroupfs.writer import KernelWriter
 from reconciler.actuators.cgroup.compare import FREEZE, intended, is_ours
 from reconciler.actuators.cgroup.control_files import masked, restore_text
@@ -43,7 +42,6 @@ from reconciler.runtime.stints import in_worker
 from state.entry import US, FileKey, LedgerEntry, RestoreOutcome, RestoreResult, same_group
 from state.ledger import Ledger
 
-_LOG: Final = get_log("restore")
 _ROUNDS: Final = 3
 """Comparisons of a file that changes between comparison and write."""
 _AT_ONCE: Final = 128
@@ -536,10 +534,20 @@ def unfreeze(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> 
                 continue
             files.write(directory, entry.file, knob.encode(0, version))
             ledger.wrote(entry.key, before=None, after=knob.normal(files.read(directory, entry.file), version))
-            done.append(entry.path)
+            if _is_frozen_above(hierarchy, files, entry.path, version):
+                failed.append(f"{entry.path}: still frozen: a group above it is frozen by another program")
+            else:
+                done.append(entry.path)
         except (FileNotFoundError, ProcessLookupError):
             continue
         except (OSError, ValueError) as exc:
             failed.append(f"{entry.path}: still frozen: {exc}")
-            _LOG.error("still frozen", path=entry.path, error=str(exc))
     return done, failed
+
+
+def _is_frozen_above(hierarchy: Hierarchy, files: FileOps, path: str, version: int) -> bool:
+    """Whether a group above one is frozen, and so its processes. Errors: `OSError`."""
+    if version == 1:
+        return files.read(hierarchy.directory(FREEZER, path), "freezer.parent_freezing").strip() == "1"
+    directories = (hierarchy.directory(FREEZER, above) for above in ancestors(path) if above != "/")
+    return any(files.read(directory, "cgroup.freeze").strip() == "1" for directory in directories)

@@ -74,6 +74,22 @@ async def test_it_ends_with_the_next_start_even_one_that_only_observes(live: Liv
         assert not frozen(live), "before it looks at anything"
 
 
+async def test_a_pod_below_a_group_that_another_program_froze_is_not_said_to_run(
+    live: LiveNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    with live.agent() as agent:
+        await freeze(live, agent)
+        v1 = live.kernel.trees[0].version == 1
+        base = f"{live.root}/sys/fs/cgroup" + ("/freezer" if v1 else "")
+        above, file = f"{base}{group(BATCH).rpartition('/')[0]}", "freezer.state" if v1 else "cgroup.freeze"
+        live.kernel.write(above, file, "FROZEN" if v1 else "1")
+        assert agent.record.thaw() == []
+        message = f"{group(BATCH)}: still frozen: a group above it is frozen by another program"
+        assert [record.getMessage() for record in caplog.records if "frozen" in record.getMessage()] == [message]
+        live.kernel.write(above, file, "THAWED" if v1 else "0")
+        assert not frozen(live)
+
+
 async def test_it_ends_when_nothing_is_to_be_written_any_more(live: LiveNode) -> None:
     with live.agent() as agent:
         await freeze(live, agent)
