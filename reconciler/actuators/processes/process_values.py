@@ -109,10 +109,12 @@ class MemberValues:
         self._proc = os.path.join(root, "proc")
         self._files = files
 
-    def of_group(self, path: str, inode: int = 0, *, without: int | None = None, most: int = _MOST_READ) -> MembersSeen:
+    def of_group(
+        self, path: str, inode: int = 0, *, without: int | None = None, most: int | None = _MOST_READ
+    ) -> MembersSeen:
         """All members of a group and below it, except those that have the value ``without``; none if it was removed.
 
-        ``most``: so many are read.
+        ``most``: so many are read; None: all.
         """
         rows: list[tuple[int, str, int]] = []
         total = pinned = ended = 0
@@ -201,12 +203,16 @@ class MemberValues:
         """Restore every member of a container to its own original, else to the container's."""
         failed = Counter[str]()
         restored = 0
-        for _ in range(_ROUNDS):
+        for number in range(_ROUNDS + 1):
             due = {
                 key: original
-                for key, value in self.of_group(path, record.inode).values.items()
+                # A member that is not read would keep our value after the end of its row.
+                for key, value in self.of_group(path, record.inode, most=None).values.items()
                 if value in record.ours and value != (original := record.odd.get(key, record.original))
             }
+            if number == _ROUNDS and due:
+                failed["started with it as others were restored"] = len(due)
+                break
             outcomes = Counter(self.write(key, original) for key, original in due.items())
             restored += outcomes.pop("", 0)
             del outcomes["gone"]

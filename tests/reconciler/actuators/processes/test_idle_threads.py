@@ -22,7 +22,7 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
-from cgroupfs.files import REAL
+from cgroupfs.files import REAL, RealFiles
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.scheduling import IDLE, OTHER, REAL_SCHEDULER, Scheduler, policy_number, policy_text
 from reconciler.actuators import base
@@ -32,9 +32,10 @@ from reconciler.actuators.codec import read_rows
 from reconciler.actuators.processes import idle_threads, process_values
 from reconciler.actuators.processes.idle_threads import ACTUATOR, CODEC, IdleThreads
 from reconciler.actuators.processes.process_values import MemberValues
+from reconciler.actuators.processes.value_records import ContainerRecord
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.table import PoliciesConfig
-from state.entry import RestoreOutcome
+from state.entry import RestoreOutcome, RestoreResult
 from state.ledger import Ledger
 from state.model import Hold, Phase, PodClass
 from state.store import Store, StoreBatch
@@ -264,6 +265,51 @@ def test_the_listings_are_bounded(live: Idle) -> None:
     members = MemberValues(idle_threads._KIND, links, live.hierarchy, "/", REAL)
     assert members.set_at_once(live.main, IDLE, 10) == (10, 10)
     assert members.set_at_once(live.main, IDLE, 1_000) == (64, 64)
+
+
+class Members(RealFiles):
+    """`MemberAccess` of one container, and the files with the start times. ``forks``: a new one at each write."""
+
+    def __init__(self, count: int, *, forks: bool = False) -> None:
+        self.values = dict.fromkeys(range(1, count + 1), IDLE)
+        self.forks = forks
+
+    def ids(self, path: str) -> tuple[int, ...]:
+        del path
+        return tuple(self.values)
+
+    def value_of(self, number: int) -> int:
+        return self.values[number]
+
+    def set_value(self, number: int, value: int) -> None:
+        self.values[number] = value
+        if self.forks:
+            self.values[len(self.values) + 1] = IDLE
+
+    def inode(self, directory: str) -> int:
+        del directory
+        return 7
+
+    def read(self, directory: str, file: str) -> str:
+        del file
+        return f"{directory.rpartition('/')[2]} (x) S {'1 ' * 21}"
+
+
+def restored(live: Idle, members: Members) -> RestoreResult:
+    record = ContainerRecord(pod_uid="", inode=7, ours=[IDLE], original=OTHER)
+    return MemberValues(idle_threads._KIND, members, live.hierarchy, "/", members).restore(live.main, record)
+
+
+def test_of_a_container_with_many_threads_each_is_restored(live: Idle) -> None:
+    members = Members(20_001)
+    assert restored(live, members).undo is RestoreOutcome.RESTORED
+    assert set(members.values.values()) == {OTHER}
+
+
+def test_threads_that_start_with_our_policy_all_the_time_are_no_restore_that_is_over(live: Idle) -> None:
+    result = restored(live, Members(1, forks=True))
+    assert result.undo is RestoreOutcome.REFUSED
+    assert result.detail == "1 threads: started with it as others were restored"
 
 
 async def test_a_container_whose_threads_all_have_their_own_gets_no_row(live: Idle) -> None:
