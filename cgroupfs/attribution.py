@@ -25,7 +25,7 @@ from cgroupfs.watch import DirWatcher, Mask
 _MOST: Final = 64 * 1024
 """Bytes of a process's list of groups."""
 _MOST_ELSEWHERE: Final = 64
-"""Paths of hierarchies in other mount namespaces, which a privileged container chooses; each is compared per write."""
+"""Paths of hierarchies in other mount namespaces, which privileged containers choose; each is compared at each write."""
 _POD: Final = "kubepods"
 _OUTSIDE: Final = ":/.."
 """How a group begins that is outside of our cgroup namespace."""
@@ -431,23 +431,31 @@ class FanotifyWatch:
         return group == self._below or group.startswith(f"{self._below}/")
 
     def _group(self, path: str, directory: str, stat: os.stat_result) -> str:
-        """The group path of a file. A writer in another mount namespace has another path to the same file."""
-        where = path.rpartition("/")[0]
+        """The group path of a file. A writer in another mount namespace has another path to the same file.
+
+        Or the same path to another file: a node in a pod has groups of the host's names in its own namespaces.
+        """
+        where, _, name = path.rpartition("/")
         for device, prefix in ((stat.st_dev, directory), *self._elsewhere):
             if device == stat.st_dev and (where == prefix or where.startswith(f"{prefix}/")):
-                return where[len(prefix) :] or "/"
+                group = where[len(prefix) :] or "/"
+                if _inode(f"{directory}{group}/{name}") == stat.st_ino:
+                    return group
         parts = path.split("/")
         for depth in range(1, len(parts)):
-            try:
-                same = os.stat("/".join([directory, *parts[depth:]]))
-            except OSError:
-                continue
-            if same.st_ino == stat.st_ino:
+            if _inode("/".join([directory, *parts[depth:]])) == stat.st_ino:
                 if len(self._elsewhere) >= _MOST_ELSEWHERE:
                     self._elsewhere.clear()
                 self._elsewhere.add((stat.st_dev, "/".join(parts[:depth])))
                 return "/" + "/".join(parts[depth:-1])
         return ""
+
+
+def _inode(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
 
 
 @final

@@ -153,6 +153,24 @@ for turn in range(turns):
 """
 
 
+async def test_a_write_below_a_mount_of_a_pods_own_groups_is_not_placed_in_the_hosts(
+    watch: FanotifyWatch, cpu: str
+) -> None:
+    """A node in a pod has groups of the host's names at the host's path."""
+    os.makedirs(f"{cpu}{GROUP}/pod{GROUP}")
+    script = f"mount --bind {cpu}{GROUP}/pod {cpu} && echo 512 > {cpu}{GROUP}/cpu.shares && sleep 0.3"
+    failed: list[str] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, lambda: failed.append(run("unshare", "-m", "sh", "-c", script)))
+        with trio.move_on_after(5):
+            result = await writes(watch)
+    if failed != [""]:
+        pytest.skip(f"REAL KERNEL TEST NOT RUN: no mount namespace can be made: {failed}")
+    assert [(item.group, item.file) for item in result] == [("", "cpu.shares")]
+    write(f"{cpu}{GROUP}/cpu.shares", "77")
+    assert [item.group for item in await writes(watch)] == [GROUP]
+
+
 async def test_a_full_queue_is_told_as_lost(watch: FanotifyWatch, cpu: str) -> None:
     limit = int(Path("/proc/sys/fs/fanotify/max_queued_events").read_text())
     if limit > 50_000:
