@@ -25,7 +25,7 @@ from cgroupfs.watch import DirWatcher, Mask
 _MOST: Final = 64 * 1024
 """Bytes of a process's list of groups."""
 _MOST_ELSEWHERE: Final = 64
-"""Paths of hierarchies in other mount namespaces, which privileged containers choose; each is compared at each write."""
+"""Paths of hierarchies in other mount namespaces, which privileged containers choose; a write is compared with each."""
 _POD: Final = "kubepods"
 _OUTSIDE: Final = ":/.."
 """How a group begins that is outside of our cgroup namespace."""

@@ -10,6 +10,7 @@ Source: proc(5) on mountinfo; kernel documentation, admin-guide/cgroup-v1 and cg
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from functools import cached_property
 from typing import Final
@@ -130,8 +131,24 @@ class Hierarchy(Struct, frozen=True, kw_only=True, dict=True):
         A service manager's groups directly below the root are on v1 only in the hierarchies that they need: they are
         identified in that of the cpu controller.
         """
+        return self.directory(self._identifying(group_path), group_path)
+
+    def _identifying(self, group_path: str) -> str:
         of_services = group_path.count("/") == 1 and group_path != "/" and "kubepods" not in group_path
-        return self.directory("cpu" if of_services and "cpu" in self.controllers else self.trigger, group_path)
+        return "cpu" if of_services and "cpu" in self.controllers else self.trigger
+
+    def is_hidden(self, group_path: str) -> bool:
+        """Whether another file system is mounted over the directory that identifies a group, or over one above it.
+
+        What is listed there is not the kernel's: the group may exist. `covered` also finds mounts of the same one.
+        """
+        top = self.controllers[self._identifying(group_path)].directory
+        directory = self.identity_directory(group_path)
+        while directory.startswith(f"{top}/"):
+            with suppress(OSError):
+                return os.stat(directory).st_dev != os.stat(top).st_dev
+            directory = os.path.dirname(directory)
+        return False
 
     def writable(self, controller: str) -> bool:
         """False for a missing controller and for a read-only mount."""

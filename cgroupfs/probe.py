@@ -5,7 +5,7 @@ from typing import Final
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.files import REAL, FileOps
-from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.hierarchy import FREEZER, Hierarchy
 from cgroupfs.knobs import CATALOG
 
 _KEPT: Final = 64
@@ -26,6 +26,18 @@ def cpus_in_effect(mounts: Hierarchy, group: str, files: FileOps = REAL) -> CpuS
         return _parsed(text) if len(text) <= _KEPT else CpuSet.parse(text)
     except (OSError, ValueError):
         return EMPTY
+
+
+def is_frozen(mounts: Hierarchy, group: str, files: FileOps = REAL) -> bool:
+    """Whether the tasks of a group are frozen, or being frozen, by any program; not where that cannot be read."""
+    version = mounts.version(FREEZER)
+    if version is None:
+        return False
+    try:
+        text = files.read(mounts.directory(FREEZER, group), "freezer.state" if version == 1 else "cgroup.events")
+    except OSError:
+        return False
+    return text.strip() in {"FROZEN", "FREEZING"} if version == 1 else "frozen 1" in text
 
 
 @lru_cache(maxsize=128)

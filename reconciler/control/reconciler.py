@@ -40,7 +40,7 @@ from reconciler.sources.reassertion import Reassertion
 from reconciler.sources.runtime_signal import RuntimeEvent
 from reconciler.sources.tree import PodDirs, TreeSource
 from state.cpu import StartPlan
-from state.entry import LedgerEntry
+from state.entry import LedgerEntry, same_group
 from state.ledger import Ledger
 from state.model import GroupRef, KubeletView, NodeView, Pod, PodClass, Pools, Refusal, Setting
 from state.plan import FileTarget, NodePlan
@@ -649,9 +649,13 @@ class Reconciler:
             for container in pod.containers:
                 listed[container.group.path] = container.group.inode
 
+        control_files = self.actuator.judge.control_files
+
         def inode_now(entry: LedgerEntry) -> int | None:
             try:
-                return listed.get(entry.path) or self._inode(entry.path) or None
+                inode = listed.get(entry.path) or self._inode(entry.path) or None
+                same = inode is not None and same_group(entry.inode, inode)
+                return inode if same or not control_files.is_hidden(entry.path) else entry.inode
             except OSError as exc:
                 self.errors.failed(NODE, exc)
                 return entry.inode

@@ -14,6 +14,7 @@ from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import CgroupError, InputError
 from cgroupfs.knobs import CATALOG
+from cgroupfs.probe import is_frozen
 from cgroupfs.usage import UsageCounters
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import pod_hold
@@ -22,7 +23,6 @@ from reconciler.control.pod_minutes import directories_above
 from reconciler.daemon.agent import Agent
 from reconciler.runtime.workqueue import container_key, pod_key
 from reconciler.sources.outside import outside_of_pods, outside_text
-from state.measures import Restrictions
 from state.model import Pod, PodClass
 from state.setting_state import SettingState
 
@@ -42,6 +42,8 @@ class PodProblems:
         self._earlier = agent.control.reconciler.earlier_run
         self._refusals = agent.control.reconciler.refusals
         self._outside = outside_of_pods(agent.sources.outside)
+        self._control_files = agent.writes.judge.control_files
+        self._responses = agent.control.inventory.readings.measures
         lines = (line.partition(": ") for line in agent.writes.judge.errors.problems())
         self._failing = {key: text for key, _, text in lines}
         """Errors of single objects, by the object's key."""
@@ -65,8 +67,21 @@ class PodProblems:
         """Whether a bound of the pod, or its claim on exclusive CPUs, is not in force."""
         return pod.uid in self._broken or pod.uid in self._unbounded
 
+    def hidden(self, pod: Pod) -> str:
+        """What is mounted over the pod's directory, so that nothing is known of it; empty: nothing."""
+        return self._control_files.covering_group(pod.group.path) or ""
+
+    def frozen(self, pod: Pod) -> str:
+        """Which group of the pod the kernel reports as frozen, by any program; empty: none."""
+        hierarchy, files = self._control_files.hierarchy, self._control_files.files
+        return next((path for path in pod.paths if is_frozen(hierarchy, path, files)), "")
+
     def _texts(self, pod: Pod) -> Iterator[str]:
         yield from pod.classification.problems
+        if place := self.hidden(pod):
+            yield f"nothing is known of its groups: something else is mounted over {place}: umount {place}"
+        if pod.uid not in self._responses.frozen and (group := self.frozen(pod)):
+            yield f"{group} is frozen: its processes do not run"
         yield from self._broken.get(pod.uid, ())
         if self._failing:
             names = {container_key(item.id): f"{item.name or item.id[:13]}: " for item in pod.containers}
@@ -166,9 +181,8 @@ def pod_rows(agent: Agent) -> Iterator[dict[str, object]]:
     null while interference detection is off. ``counters``: by group, the pod's own under the key "", from which a
     reader makes rates. ``parent``: the directory above the pod, one of `parent_rows`.
     """
-    pools, measures, observer = (
+    pools, observer = (
         agent.control.reconciler.pools,
-        agent.control.inventory.readings.measures,
         agent.interference.observer,
     )
     samples = observer.frame.samples if observer is not None and observer.frame is not None else {}
@@ -184,7 +198,7 @@ def pod_rows(agent: Agent) -> Iterator[dict[str, object]]:
             "cpus": _cpus(agent, pod),
             "quota_milli": pod_quota_milli(agent, pod),
             "wait_percent": wait.value if wait is not None else None,
-            "state": state_of(agent, pod, measures, broken=problems.breaks(pod)),
+            "state": state_of(agent, pod, problems),
             "counters": _counters(agent, pod),
             "parent": pod.group.path.rpartition("/")[0],
         }
@@ -210,15 +224,15 @@ def parent_rows(agent: Agent) -> Iterator[dict[str, object]]:
         }
 
 
-def state_of(agent: Agent, pod: Pod, measures: Restrictions, *, broken: bool = False) -> str:
-    """How bypassd treats a pod now, in one word; the rarest first.
-
-    ``broken``: a bound of it is not in force, or its exclusive CPUs are not its own.
-    """
-    if pod.uid in measures.frozen:
+def state_of(agent: Agent, pod: Pod, problems: PodProblems) -> str:
+    """How bypassd treats a pod now, or that nothing of it runs, in one word; the rarest first."""
+    measures = agent.control.inventory.readings.measures
+    if pod.uid in measures.frozen or problems.frozen(pod):
         return "frozen"
     if pod.uid in measures.squeezed:
         return "squeezed"
+    if problems.hidden(pod):
+        return "failing"
     if pod_hold(agent.mode.holds, pod.uid, pod.paths) is not None:
         return "held"
     outcomes = outcomes_of(agent)
@@ -227,7 +241,7 @@ def state_of(agent: Agent, pod: Pod, measures: Restrictions, *, broken: bool = F
         return "unmanaged"
     if SettingState.WOULD_WRITE in states:
         return "observe" if not agent.mode.enforce else "dry run"
-    if broken or any(state.is_failing() for state in states):
+    if problems.breaks(pod) or any(state.is_failing() for state in states):
         return "failing"
     if left := {state for state in states if state.is_left_to_others()}:
         # A hold may be of one file: that which a person has set manually.

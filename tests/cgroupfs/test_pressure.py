@@ -1,5 +1,6 @@
 import errno
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -216,7 +217,7 @@ def test_a_shortage_of_descriptors_is_an_error_of_the_kernel_and_leaves_none_ope
 
     monkeypatch.setattr(pressure, "_arm", Kernel(0).arm)
     if "events" in short_of:
-        monkeypatch.setattr(pressure.select, "epoll", none_left)
+        monkeypatch.setattr(select, "epoll", none_left)
     else:
         monkeypatch.setattr(pressure, "_privileged", none_left)
     before = os.listdir("/proc/self/fd")

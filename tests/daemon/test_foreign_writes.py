@@ -1,5 +1,6 @@
 """Foreign writes: attributed by the kernel, answered by writer. Holds by an operator."""
 
+import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -210,3 +211,48 @@ def test_a_file_that_is_mounted_over_is_not_in_force(node: DirectoryNode, daemon
     subprocess.run([*enter, "umount", path], check=True)
     item.look_again()
     wait_for(lambda: node.shares(pod.main) == "2", told=item.tail)
+
+
+def _state(daemon: Daemon) -> str:
+    (row,) = daemon.state("podlist")["podlist"]
+    return str(row["state"])
+
+
+def test_originals_outlast_a_mount_over_a_pods_directory(node: DirectoryNode, daemon: Make) -> None:
+    """The containers are not listed meanwhile; they are not gone, and have bypassd's values."""
+    pod = node.add("be")
+    item = daemon()
+    item.within = ("unshare", "--mount", "--propagation", "private")
+    item.up()
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
+    place = node.path(pod.group, "cpuset")
+    enter = ["nsenter", f"--target={item.pid}", "--mount"]
+    subprocess.run([*enter, "mount", "-t", "tmpfs", "none", place], check=True)
+    item.look_again()
+    wait_for(lambda: _state(item) == "failing", told=item.tail)
+    (found,) = item.state("pods")["pods"]
+    assert any(f"something else is mounted over {place}" in problem for problem in found["problems"])
+    subprocess.run([*enter, "umount", place], check=True)
+    item.look_again()
+    wait_for(lambda: _state(item) == "managed", told=item.tail)
+    files = {row["file"]: row for row in item.state("files")["files"] if pod.uid in row["path"]}
+    assert (files["cpuset.cpus"]["original"], files["cpuset.cpus"]["writer"]) == ("0-1", "us")
+
+
+def test_a_pod_that_another_program_has_frozen_is_shown_as_frozen_and_left(node: DirectoryNode, daemon: Make) -> None:
+    pod = node.add("be")
+    item = daemon().up()
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
+    assert _state(item) == "managed"
+    path = node.path(pod.main.group, "freezer")
+    os.makedirs(path)
+    try:
+        node.write(pod.main.group, "freezer", "freezer.state", "FROZEN")
+        item.look_again()
+        assert _state(item) == "frozen"
+        (found,) = item.state("pods")["pods"]
+        assert found["problems"] == [f"{pod.main.group} is frozen: its processes do not run"]
+        assert node.read(pod.main.group, "freezer", "freezer.state") in {"FROZEN", "FREEZING"}
+    finally:
+        os.removedirs(path)
+    assert _state(item) == "managed"

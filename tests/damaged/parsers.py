@@ -11,7 +11,7 @@ from typing import Final
 import msgpack
 import msgspec
 
-from cgroupfs import attribution, device_codecs, naming
+from cgroupfs import attribution, device_codecs, naming, threads
 from cgroupfs.codecs import DeviceLimits, device_numbers
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import CgroupError, InputError, SourceError, StoreError
@@ -380,7 +380,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
         b"4096\n",
         name="resctrl.monitor:MonitorGroups.read",
     ),
-    of_text(groups.numbers, VALUE, b"1\n2\n"),
+    of_text(threads.numbers, VALUE, b"1\n2\n"),
     of_text(
         lambda text: groups.members(one_text(text), "/r"),
         (CgroupError, InputError),

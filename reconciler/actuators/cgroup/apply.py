@@ -166,7 +166,9 @@ class CgroupActuator:
             del self._overtaken[place]
         self.judge.forget(path)
         self._inner.forget(path)
-        self._ledger.forget_group(path)
+        # A group that a mount hides may have our values still: their originals are needed.
+        if not self.judge.control_files.is_hidden(path):
+            self._ledger.forget_group(path)
         self._follower.forget(path)
         if container_id is not None:
             self._fastpath.drop(container_id)

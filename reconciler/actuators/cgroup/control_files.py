@@ -345,9 +345,23 @@ class ControlFileCache:
 
     def _check_uncovered(self, path: str) -> None:
         """Errors: `CgroupDeniedError` where the kernel's file is out of reach: nothing can be said of its value."""
-        for place in self.covered:
-            if path == place or path.startswith(f"{place}/"):
-                raise CgroupDeniedError(path, f"something else is mounted over it: umount {place}")
+        if (place := covering(self.covered, path)) is not None:
+            raise CgroupDeniedError(path, f"something else is mounted over it: umount {place}")
+
+    def is_hidden(self, path: str) -> bool:
+        """Whether a mount hides the directory that identifies a group: whether the group exists is not known then."""
+        identity = self.hierarchy.identity_directory(path)
+        return covering(self.covered, identity) is not None or self.hierarchy.is_hidden(path)
+
+    def covering_group(self, path: str) -> str | None:
+        """What is mounted over a group's directory in any hierarchy; None: nothing, as of the last full pass."""
+        places = self.covered and (covering(self.covered, mount.path(path)) for mount in self.hierarchy.mounts())
+        return next((place for place in places if place is not None), None)
+
+
+def covering(covered: Collection[str], path: str) -> str | None:
+    """Which of these places a file or directory is at, or below; None: none."""
+    return next((place for place in covered if f"{path}/".startswith(f"{place}/")), None)
 
 
 def masked(hierarchy: Hierarchy, ledger: Ledger, files: FileOps, path: str, wanted: Collection[str]) -> dict[str, str]:

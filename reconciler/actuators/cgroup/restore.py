@@ -27,7 +27,7 @@ from cgroupfs.plan import KnobChange, Known, order_changes
 from cgroupfs.steps import WriteStep, ancestors
 from cgroupfs.writer import KernelWriter
 from reconciler.actuators.cgroup.compare import FREEZE, intended, is_ours
-from reconciler.actuators.cgroup.control_files import masked, restore_text
+from reconciler.actuators.cgroup.control_files import covering, masked, restore_text
 from reconciler.actuators.cgroup.inner_groups import (
     InnerChange,
     InnerSet,
@@ -423,8 +423,10 @@ def _compare(context: _RestoreContext, entry: LedgerEntry) -> RestoreResult | _P
     if knob is None or version is None:
         return _result(entry, RestoreOutcome.GONE, "", f"no {entry.controller} controller on this node")
     path = f"{hierarchy.directory(entry.controller, entry.path)}/{entry.file}"
-    if (place := next((place for place in context.covered if f"{path}/".startswith(f"{place}/")), None)) is not None:
-        return _result(entry, RestoreOutcome.REFUSED, "", f"something else is mounted over it: umount {place}")
+    # Of a group whose identifying directory is hidden nothing is known: another inode is not its end.
+    for each in (path, hierarchy.identity_directory(entry.path)):
+        if (place := covering(context.covered, each)) is not None:
+            return _result(entry, RestoreOutcome.REFUSED, "", f"something else is mounted over it: umount {place}")
     try:
         inode = files.inode(hierarchy.identity_directory(entry.path))
         if not same_group(entry.inode, inode):

@@ -120,10 +120,14 @@ async def test_a_quota_is_planned_again_where_its_period_is_another_one(altering
     assert altering.judge.due(time.monotonic()) == {UID}
 
 
-async def test_a_file_that_is_mounted_over_is_not_called_restored(altering: Altering) -> None:
-    """What would be written and read back is another file."""
+@pytest.mark.parametrize("what", ["the file", "the directory that identifies its group"])
+async def test_a_file_that_is_mounted_over_is_not_called_restored(altering: Altering, what: str) -> None:
+    """What would be written and read back is another file; and what identifies the group is another directory's."""
     await altering.actuator.apply([altering.target(GROUP, {"cpu.weight": 500})])
     path = f"{altering.hierarchy.directory('cpu', GROUP)}/cpu.shares"
+    if what != "the file":
+        path = altering.hierarchy.identity_directory(GROUP)
+        assert "cpuset" in path
     table = Path(f"{altering.hierarchy.root}/proc/self/mountinfo")
     text = table.read_text()
     point = path.removeprefix(altering.hierarchy.root)

@@ -19,6 +19,7 @@ from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
 from reconciler.actuators.core_sched import actuator as module
 from reconciler.actuators.core_sched.actuator import CoreSched
+from reconciler.actuators.core_sched.prctl import CookieCarrier
 from reconciler.actuators.core_sched.tasks import CODEC, restore_cookies
 from reconciler.control.planner import plan_node
 from reconciler.policies.core_sched import CoreSchedConfig
@@ -494,20 +495,20 @@ async def test_carriers_end_outside_the_event_loop_whatever_happens(
     world: World, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     """The end of one waits for its thread, which may be among thousands of threads that get a cookie."""
-    made: list[module.CookieCarrier] = []
+    made: list[CookieCarrier] = []
     closed: list[str] = []
-    begin, close = module.CookieCarrier.__init__, module.CookieCarrier.close
+    begin, close = CookieCarrier.__init__, CookieCarrier.close
 
-    def noting(carrier: module.CookieCarrier) -> None:
+    def noting(carrier: CookieCarrier) -> None:
         begin(carrier)
         made.append(carrier)
 
-    def note_end(carrier: module.CookieCarrier) -> None:
+    def note_end(carrier: CookieCarrier) -> None:
         closed.append(threading.current_thread().name)
         close(carrier)
 
-    monkeypatch.setattr(module.CookieCarrier, "__init__", noting)
-    monkeypatch.setattr(module.CookieCarrier, "close", note_end)
+    monkeypatch.setattr(CookieCarrier, "__init__", noting)
+    monkeypatch.setattr(CookieCarrier, "close", note_end)
     world.run(BATCH)
     with trio.CancelScope() as scope:
         token = trio.lowlevel.current_trio_token()
