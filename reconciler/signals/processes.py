@@ -6,17 +6,23 @@ admin-guide/cgroup-v1/cgroups (cgroup.procs) and admin-guide/cgroup-v2 (threaded
 """
 
 from collections.abc import Collection, Iterator
+from itertools import chain
 from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import digits
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.steps import groups_below
 from state.model import ContainerKind, Pod
 
 _EVERY_S: Final = 5.0
 _DEEPEST: Final = 8
 _UNUSED_S: Final = 60.0
 """A listing that no reader has requested for so long after it became old is of a removed pod."""
+_MOST_GROUPS: Final = 2_048
+"""Groups below a pod's that are listed in the event loop, 20 ms: a tenant makes any number of them."""
+_MOST_IN_THREAD: Final = 65_536
+"""The same of one group, in a thread."""
 OUTSIDE: Final = "its processes are outside this PID namespace: bypassd needs the host's (hostPID)"
 
 
@@ -66,7 +72,7 @@ class PodProcesses:
             if container.kind is ContainerKind.SANDBOX
         }
         top = self._hierarchy.trigger_directory(pod.group.path)
-        found = dict.fromkeys(self._below(top, 0, sandboxes))
+        found = dict.fromkeys(self._below(top, _MOST_GROUPS, sandboxes))
         pids = tuple(pid for pid in found if pid)
         # Not all in one pass: a fifth of the pods each second.
         again_at = now + _EVERY_S * (0.8 + 0.4 * (hash(pod.uid) % 1000) / 1000)
@@ -78,12 +84,12 @@ class PodProcesses:
 
     def of_group(self, path: str) -> tuple[int, ...]:
         """The pids of one group and all below it, listed now."""
-        found = dict.fromkeys(self._below(self._hierarchy.trigger_directory(path), 0))
+        found = dict.fromkeys(self._below(self._hierarchy.trigger_directory(path), _MOST_IN_THREAD))
         return tuple(pid for pid in found if pid)
 
     def threads_of_group(self, path: str) -> tuple[int, ...]:
         file = "tasks" if self._hierarchy.version(self._hierarchy.trigger) == 1 else "cgroup.threads"
-        found = dict.fromkeys(self._below(self._hierarchy.trigger_directory(path), 0, file=file))
+        found = dict.fromkeys(self._below(self._hierarchy.trigger_directory(path), _MOST_IN_THREAD, file=file))
         return tuple(tid for tid in found if tid)
 
     def ended(self, uid: str) -> None:
@@ -91,26 +97,23 @@ class PodProcesses:
         if (known := self._listed.get(uid)) is not None:
             self._listed[uid] = known._replace(again_at=0.0)
 
-    def _below(
-        self, directory: str, depth: int, without: Collection[str] = (), file: str = "cgroup.procs"
-    ) -> Iterator[int]:
+    def _below(self, top: str, most: int, without: Collection[str] = (), file: str = "cgroup.procs") -> Iterator[int]:
         """Also 0, see `_ProcessList`."""
-        try:
-            text = self._files.read(directory, file)
-        except OSError:
-            # Removed, or a threaded group of v2, whose processes are listed above it.
-            text = ""
-        for word in text.split():
-            if (pid := digits(word)) is not None:
-                yield pid
-        try:
-            inner = [] if depth >= _DEEPEST else self._files.groups(directory)
-        except OSError:
-            return
-        for name in inner:
-            if name in without:
+        deepest = top.count("/") + _DEEPEST
+
+        def names(directory: str, left: int) -> list[str]:
+            inside = self._files.groups(directory, left) if directory.count("/") < deepest else []
+            return [name for name in inside if name not in without]
+
+        for directory in chain((top,), groups_below(names, top, most)):
+            try:
+                text = self._files.read(directory, file)
+            except OSError:
+                # Removed, or a threaded group of v2, whose processes are listed above it.
                 continue
-            yield from self._below(f"{directory}/{name}", depth + 1, file=file)
+            for word in text.split():
+                if (pid := digits(word)) is not None:
+                    yield pid
 
 
 def same_groups(pod: Pod, other: Pod) -> bool:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
+from cgroupfs.files import RealFiles
 from reconciler.signals import runqueue
 from reconciler.signals.podcpu import Throttling
 from reconciler.signals.processes import PodProcesses
@@ -225,6 +226,28 @@ def test_listings_of_removed_pods_are_dropped_whichever_reader_asks(tmp_path: Pa
         processes.get(lasting, float(second))
         processes.get(replace(lasting, uid=f"job-{second}"), float(second))
     assert len(processes) < 150
+
+
+def test_of_a_tenants_groups_without_number_a_bounded_number_is_listed(tmp_path: Path) -> None:
+    """The listing is in the event loop."""
+    tree = Tree(tmp_path)
+    pod = tree.pod()
+    top = tree.hierarchy.directory("cpuset", pod.containers[0].group.path)
+
+    class Many(RealFiles):
+        listed = 0
+
+        def groups(self, directory: str, most: int | None = None) -> list[str]:
+            names = [f"g{number}" for number in range(10_000)] if directory == top else []
+            return names[:most] if directory.startswith(top) else super().groups(directory, most)
+
+        def read(self, directory: str, file: str) -> str:
+            self.listed += 1
+            return "7\n" if directory == top else ""
+
+    files = Many()
+    assert PodProcesses(tree.hierarchy, files).get(pod, 0.0) == (7,)
+    assert files.listed < 3_000
 
 
 def test_listings_are_kept_for_seconds_and_spread(tmp_path: Path) -> None:
