@@ -115,7 +115,8 @@ def read_capability(root: str = "/") -> Capability:
     cpuinfo = _text(f"{prefix}/proc/cpuinfo") or ""
     place, options = _mount(_text(f"{prefix}/proc/self/mountinfo") or "", prefix)
     info = f"{place}/info"
-    if not os.path.isdir(info):
+    names = _listed(info)
+    if names is None:
         known = "resctrl" in (_text(f"{prefix}/proc/filesystems") or "").split()
         status, reason = _missing(known, _flagged(cpuinfo), place)
         return Capability(status=status, reason=reason)
@@ -125,7 +126,7 @@ def read_capability(root: str = "/") -> Capability:
     caches: list[CacheCapability] = []
     bandwidths: list[BandwidthCapability] = []
     unknown: list[str] = []
-    for name in sorted(os.listdir(info)):
+    for name in names:
         directory = f"{info}/{name}"
         if name.endswith("_MON") or not os.path.isdir(directory):
             continue
@@ -147,6 +148,14 @@ def read_capability(root: str = "/") -> Capability:
         monitoring=_monitoring(f"{info}/L3_MON"),
         unknown=tuple(unknown),
     )
+
+
+def _listed(directory: str) -> list[str] | None:
+    """Its names, sorted; None where there is no such directory: resctrl may be unmounted at any moment."""
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return None
 
 
 def _flagged(cpuinfo: str) -> bool:

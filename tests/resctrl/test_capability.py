@@ -221,3 +221,14 @@ def test_this_machine_gets_an_answer_that_fits_its_kernel() -> None:
     assert (capability.status is ResctrlStatus.READY) == mounted
     assert offers or capability.status in {ResctrlStatus.NO_CPU, ResctrlStatus.NO_KERNEL}
     assert capability.reason
+
+
+def test_a_mount_that_goes_away_as_it_is_read_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = node(tmp_path)
+    (tmp_path / "sys/fs/resctrl/info").mkdir(parents=True)
+
+    def unmounted(path: str) -> list[str]:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "listdir", unmounted)
+    assert read_capability(root).status is ResctrlStatus.NOT_MOUNTED

@@ -9,7 +9,7 @@ State that cannot be found again by the groups' prefix is in the store before th
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, final
 
@@ -408,6 +408,7 @@ class ResctrlActuator:
             undone = await self._work(partial(undo_default, self._files, capability, self._mount.state))
             if undone is not None and undone.ok:
                 await self._mount.save(replace(self._mount.state, original=None, written=()), dropped="restored")
+        yielded = self._yielded()
         sweep = ResctrlSweep(
             self._files,
             capability,
@@ -417,14 +418,14 @@ class ResctrlActuator:
             now=self._clock(),
             dwell_s=request.dwell_s,
             monitor=request.monitor,
-            yielded=self._yielded(),
+            yielded=yielded,
             followed=self._outcome.followed if self._sweeps % _EVERY else None,
         )
         steps = sweep.steps()
         while not await self._work(partial(_advance, steps, _SLICE_S)):
             pass
         self._sweeps += 1
-        self._record_outcome(sweep.outcome)
+        self._record_outcome(sweep.outcome, yielded)
         self._outcome, self._ours = sweep.outcome, sweep.outcome.ours
 
     def _members(self, situation: PlanSnapshot) -> list[GroupMember]:
@@ -465,8 +466,8 @@ class ResctrlActuator:
         message = f"changed {_PATIENCE} times by another program; unchanged until the plan changes"
         return {name: message for name, count in self._changed.items() if count >= _PATIENCE}
 
-    def _record_outcome(self, outcome: SweepResult) -> None:
-        """Count the writes, and record foreign changes in the history."""
+    def _record_outcome(self, outcome: SweepResult, yielded: Collection[str]) -> None:
+        """Count the writes, and record foreign changes in the history. ``yielded``: groups that were not written."""
         before = _wanted_values(self._swept_plan) if self._swept_plan is not None else {}
         now, self._swept_plan = _wanted_values(self._plan), self._plan
         for name in outcome.rewritten:
@@ -476,7 +477,7 @@ class ResctrlActuator:
         for name in (*outcome.made, *outcome.removed):
             self._note("made" if name in outcome.made else "removed", name, "resctrl group")
         self._writes["resctrl.schemata", "written"] += len(outcome.written)
-        self._writes["resctrl.schemata", "refused"] += len(outcome.refused)
+        self._writes["resctrl.schemata", "refused"] += len(outcome.refused.keys() - yielded)
         self._writes["resctrl.groups", "written"] += outcome.moved
 
     def _note(self, kind: str, path: str, why: str) -> None:

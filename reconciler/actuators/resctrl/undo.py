@@ -144,9 +144,11 @@ def undo_default(files: GroupFiles, capability: Capability, recorded: ResctrlSta
         # Only resources that we have written: the others may have been changed by their owner.
         touched = {name: original[name] for name in original if any(name in item for item in recorded.written)}
         text = format_schemata({name: actual.get(name, {}) for name in touched}).rstrip("\n")
+        # A cache whose CPUs are all offline is not in the file; with its CPUs the kernel's own value returns.
+        touched = _present(touched, actual)
         if not differing(touched, actual, capability):
             return RestoreResult(path=root, file="schemata", undo=RestoreOutcome.ALREADY, text=text)
-        ours = [item for item in recorded.written if not differing(item, actual, capability)]
+        ours = [item for item in recorded.written if not differing(_present(item, actual), actual, capability)]
         if not ours:
             return RestoreResult(path=root, file="schemata", undo=RestoreOutcome.FOREIGN, text=text)
         groups.set_schemata(DEFAULT, touched, capability)
@@ -155,6 +157,14 @@ def undo_default(files: GroupFiles, capability: Capability, recorded: ResctrlSta
         )
     except AgentError as exc:
         return RestoreResult(path=root, file="schemata", undo=RestoreOutcome.REFUSED, detail=str(exc))
+
+
+def _present(values: Values, actual: Values) -> dict[str, dict[int, int]]:
+    """Of these values those of domains that the kernel has now."""
+    return {
+        name: {domain: value for domain, value in domains.items() if domain in actual.get(name, {})}
+        for name, domains in values.items()
+    }
 
 
 def undo_pod(files: GroupFiles, root: str, uid: str, threads: Callable[[], GroupThreads]) -> list[RestoreResult]:

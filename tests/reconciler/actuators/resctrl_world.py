@@ -1,5 +1,7 @@
 """A machine with a strict model of the kernel's resctrl, pods on it, and the cache loop."""
 
+import errno
+import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -53,7 +55,7 @@ class Boxes:
         alive = self._model.fake_tasks
         tids = [tid for pid in self.pids.get(str(directory), []) for tid in (alive.tids(pid) if pid else (0,))]
         if str(directory) not in self.pids:
-            raise FileNotFoundError(directory)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
         return "".join(f"{tid}\n" for tid in tids)
 
     def groups(self, directory: Any, most: int | None = None) -> list[str]:

@@ -393,6 +393,7 @@ async def test_values_that_somebody_changes_are_put_back_and_in_the_end_left(wor
     world.model.write(BE, "schemata", "L3:0=fff\n")
     await world.sweep(BATCH)
     assert "L3:0=fff" in world.model.read(BE, "schemata")
+    assert world.writes["resctrl.schemata", "refused"] == 0, "what is not written is not refused"
     assert any("changed 5 times by another program" in problem for problem in world.side.problems())
     assert standing(world).state == "yielded", "its threads are in the group, which bounds nothing now"
     world.config = CachePolicyConfig(enabled=True, reclaimed=replace(world.config.reclaimed, cat_range_end_percent=50))

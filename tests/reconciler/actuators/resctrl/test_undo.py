@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import CgroupDeniedError, StoreError
 from reconciler.actuators.codec import read_rows
-from reconciler.actuators.resctrl.undo import CODEC, ResctrlState, restore_resctrl
+from reconciler.actuators.resctrl.undo import CODEC, ResctrlState, restore_resctrl, undo_default
 from reconciler.policies.cache import CachePolicyConfig
 from resctrl.capability import Capability, ResctrlStatus
 from state.cache import ClassShare, MountOption
@@ -19,6 +19,8 @@ from state.ledger import Ledger
 from state.store import Store, StoreBatch
 from tests.fakes.constants import varied
 from tests.reconciler.actuators.resctrl_world import BATCH, BE, CRUNCH, MOUNT, NO_MONITOR, SYSTEM, WEB, World
+from tests.resctrl.machines import INTEL_L3, ready
+from tests.resctrl.stub import Stub
 
 
 class Killed(BaseException):
@@ -199,6 +201,20 @@ async def test_the_default_groups_values_that_somebody_changed_since_are_left(wo
     done = {result.file: result for result in await world.side.restore()}
     assert done["schemata"].undo is RestoreOutcome.FOREIGN
     assert "L3:0=03f;1=03f" in world.model.read(MOUNT, "schemata")
+
+
+def test_a_cache_whose_cpus_are_offline_is_no_change_by_another_program() -> None:
+    """The kernel leaves it out of the file, and has its own value when a CPU of it is back."""
+    files = Stub({"schemata": "L3:0=0f0\n", "info/last_cmd_status": "ok\n"})
+    capability = ready(replace(INTEL_L3, domains=(0,)), root="/r")
+    recorded = ResctrlState(original={"L3": {0: 0xFFF, 1: 0xFFF}}, written=({"L3": {0: 0xF0, 1: 0xF0}},))
+    done = undo_default(files, capability, recorded)
+    assert done is not None
+    assert (done.undo, done.text) == (RestoreOutcome.RESTORED, "L3:0=fff")
+    assert files.texts["/r/schemata"].strip() == "L3:0=fff"
+    again = undo_default(files, capability, recorded)
+    assert again is not None
+    assert again.undo is RestoreOutcome.ALREADY
 
 
 async def test_a_default_group_that_is_no_longer_wanted_different_is_put_back(world: World) -> None:
