@@ -182,6 +182,8 @@ class CapacityFiles(PeriodicActuator):
         super().__init__(PeriodicWorker(self._sweep, _period_s, gap_s=_GAP_S), _relevant)
         self._threads = trio.CapacityLimiter(4)
         """A thread that was abandoned in a hanging file system keeps its place here."""
+        self._busy: set[CapacityPlace] = set()
+        """Files that a thread is at: one that hangs is not tried by a second one."""
         self._written: dict[CapacityPlace, tuple[PodCapacity, float]] = {}
         self._problems: dict[str, str] = {}
 
@@ -262,7 +264,7 @@ class CapacityFiles(PeriodicActuator):
         self._written[place] = capacity, now
         try:
             note = place.note(self._root)
-            await self._in_thread(lambda: note.write(text))
+            await self._in_thread(place, lambda: note.write(text))
         except OSError as exc:
             self._failed(place, f"{place.directory}: {errno_name(exc.errno)}")
         except trio.TooSlowError:
@@ -287,17 +289,34 @@ class CapacityFiles(PeriodicActuator):
                 detail="the file system does not answer",
             )
             with suppress(trio.TooSlowError):
-                result = await self._in_thread(partial(remove, self._root, place))
+                result = await self._in_thread(place, partial(remove, self._root, place))
             done.append(result)
             self._written.pop(place, None)
             if result.ok:
                 finished.add(place)
         return await self._rows.restored(CapacityRows(places=self._rows.now.places - finished), done)
 
-    async def _in_thread(self, act: Callable[[], _T]) -> _T:
-        """A file system that hangs costs its own file only."""
-        with trio.fail_after(_FILE_S):
-            return await in_worker(act, abandon_on_cancel=True, limiter=self._threads)
+    async def _in_thread(self, place: CapacityPlace, act: Callable[[], _T]) -> _T:
+        """A file system that hangs costs its own file only, and one thread."""
+        if place in self._busy:
+            raise trio.TooSlowError
+        began = False
+
+        def work() -> _T:
+            nonlocal began
+            began = True
+            try:
+                return act()
+            finally:
+                self._busy.discard(place)
+
+        self._busy.add(place)
+        try:
+            with trio.fail_after(_FILE_S):
+                return await in_worker(work, abandon_on_cancel=True, limiter=self._threads)
+        finally:
+            if not began:
+                self._busy.discard(place)
 
 
 def _relevant(situation: PlanSnapshot) -> tuple[object, ...]:

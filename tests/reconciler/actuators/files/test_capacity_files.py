@@ -4,9 +4,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -14,7 +17,8 @@ from msgspec.structs import replace
 from cgroupfs.errors import StoreError
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
-from reconciler.actuators.files.capacity import ACTUATOR, CODEC, VALID_S, CapacityFiles, text_of
+from reconciler.actuators.files import capacity
+from reconciler.actuators.files.capacity import ACTUATOR, CODEC, VALID_S, CapacityFiles, CapacityPlace, text_of
 from reconciler.runtime.notefile import EMPTY_DIRS, LARGEST
 from state.capacity import CapacityPlan, CapacityState, PodCapacity
 from state.entry import RestoreOutcome
@@ -25,6 +29,7 @@ from state.store import Store, StoreBatch
 from tests.reconciler.actuators.acting import context, undone
 from tests.reconciler.nodes import node, pod
 from tests.reconciler.policies.test_capacity import ON, planned
+from tests.until import until
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "capacity.md"
 SOME = PodCapacity(volume="v", cpu_milli=2400, likely_cpu_milli=800, cpus="2-7", reason="because")
@@ -165,6 +170,38 @@ async def test_a_link_in_its_place_is_replaced_and_a_link_on_the_way_is_refused(
     (tmp_path / "capacity.json").write_text("of another")
     assert all(result.ok for result in await live.actuator.restore())
     assert (tmp_path / "capacity.json").read_text() == "of another"
+
+
+async def test_a_volume_that_hangs_costs_its_own_file_only_however_long(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a FUSE file system that a pod has mounted there, whose server does not answer."""
+    hanging, real = threading.Event(), CapacityPlace.note
+    tries: list[str] = []
+
+    def note(place: CapacityPlace, root: str) -> Any:
+        def write(text: str) -> None:
+            tries.append(text)
+            hanging.wait(30)
+
+        return SimpleNamespace(write=write) if place.uid == "a" else real(place, root)
+
+    monkeypatch.setattr(CapacityPlace, "note", note)
+    monkeypatch.setattr(capacity, "_FILE_S", 0.2)
+    try:
+        for number in range(1, 7):
+            live.now += 70
+            await live.sweep("a", "b")
+            assert live.actuator.counts == {"written": number, "failed": number}
+        assert len(tries) == 1
+        assert live.actuator.notified() == {"b"}
+        assert "the file system does not answer" in live.actuator.problems()[0]
+    finally:
+        hanging.set()
+    await until(lambda: not live.actuator._busy)
+    live.now += 70
+    await live.sweep("a", "b")
+    assert live.actuator.problems() == []
 
 
 async def test_without_its_row_in_the_ledger_no_file_is_written(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
