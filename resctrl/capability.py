@@ -151,7 +151,7 @@ def read_capability(root: str = "/") -> Capability:
 
 
 def _listed(directory: str) -> list[str] | None:
-    """Its names, sorted; None where there is no such directory: resctrl may be unmounted at any moment."""
+    """The names in it, sorted; None without the directory: resctrl may be unmounted at any moment."""
     try:
         return sorted(os.listdir(directory))
     except OSError:
