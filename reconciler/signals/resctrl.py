@@ -58,7 +58,8 @@ class ResctrlSampler:
         for uid, (control, name) in watched.items():
             reading = after.get(self._monitors.path(control, name))
             blind = [domain for domain, use in reading.domains.items() if use.total is None] if reading else []
-            for domain in blind if uid in pods and control in groups else ():
+            # A cache may have come online after its control group was read.
+            for domain in groups.get(control, {}).keys() & blind if uid in pods else ():
                 # The kernel's sum leaves out what it could not read, and does not say so.
                 groups[control][domain] = BandwidthRate(occupancy=groups[control][domain].occupancy)
         self._before, self._inside = after, inside

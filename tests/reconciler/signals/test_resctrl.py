@@ -1,5 +1,10 @@
+from types import SimpleNamespace
+from typing import Any
+
+from msgspec.structs import replace
+
 from reconciler.signals.resctrl import ResctrlSampler, ResctrlUsage, contention
-from resctrl.monitor import BandwidthRate, MonitorGroups
+from resctrl.monitor import BandwidthRate, MonitorGroups, MonitorReading
 from state.evidence import Sample
 from tests.fakes.resctrl_model import ResctrlModel
 
@@ -64,6 +69,23 @@ def test_a_sum_whose_parts_are_not_all_known_is_not_known() -> None:
     resctrl_usage = sampler.sample([""], watched, 2.0)
     assert resctrl_usage.groups[""][0].total_s is None
     assert resctrl_usage.groups[""][1].total_s is not None
+
+
+def test_a_cache_that_comes_online_between_two_readings_is_in_the_next_sample() -> None:
+    model = ResctrlModel()
+    path = f"{MOUNT}/mon_groups/bypassd-web"
+    model.mkdir(path)
+    model.answer(path, 1, "Unavailable")
+    monitors = MonitorGroups(MOUNT, model)
+
+    def read(control: str, name: str, *, at_s: float) -> MonitorReading:
+        reading = monitors.read(control, name, at_s=at_s)
+        return reading if name else replace(reading, domains={0: reading.domains[0]})
+
+    stand_in: Any = SimpleNamespace(read=read, inside=monitors.inside, path=monitors.path)
+    sample = ResctrlSampler(stand_in).sample([""], {"web": ("", "bypassd-web")}, 0.0)
+    assert sample.groups[""].keys() == {0}
+    assert sample.pods["web"].keys() == {0, 1}
 
 
 def test_a_monitoring_group_that_goes_takes_no_bandwidth_from_its_control_group() -> None:
