@@ -7,7 +7,7 @@ The kernel signals the thread after each `STINT_S` of its CPU time, and the hand
 - a sleep to the next multiple of `PACE_S` or `CREATION_PACE_S`, where a large weight or the real-time priority would
   keep the CPU: the daemon's start and end, and a container in creation (`StintTimer.pace`, `.follow_creation`).
 
-Without such a signal the loop sleeps between its steps while a container is in creation (`STEP_PAUSE`).
+Where there is no such signal the loop sleeps between its steps while a container is in creation (`STEP_PAUSE`).
 
 No Python code runs at a signal: trio is not woken up, and C code is interrupted, too. Interrupted system calls begin
 again (SA_RESTART, and PEP 475); jobs that may wait in the kernel have no timer (`reconciler.runtime.stints`).
