@@ -48,11 +48,10 @@ gets the CPU at once."""
 CREATION_PACE_S: Final = 250e-6
 """Two fifths. Unpaced the work before a container's signal is some milliseconds at once in which no online task runs,
 as nothing preempts its real-time priority."""
-STEP_PAUSE: Final = 0.5
-"""Without perf events: the sleep between two steps, as a multiple of the CPU time of the steps before it. On 5.10 the
-online p99 is 30 times that without starts without it, 20 with it, 12 with 1.5 and twice the bound; but then only 19 of
-21 containers have all of their settings in time, before 21."""
-LONGEST_PAUSE_S: Final = 150e-6
+STEP_PAUSE: Final = 1.5
+"""Without perf events: the sleep between two steps, as a multiple of the CPU time of the steps before it. Two fifths of
+a CPU again."""
+LONGEST_PAUSE_S: Final = 300e-6
 """Also after a longer step: the runtime's signal may come meanwhile."""
 _BUSY_AGAIN_S: Final = 0.005
 _SIGNAL: Final = signal.SIGALRM
