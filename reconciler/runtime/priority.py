@@ -223,8 +223,8 @@ class LoopPriority(trio.abc.Instrument):
             # `_count` has left it out.
             self._account()
         if self._urgent:
-            # Where every CPU is busy the work for a creation is paced instead (`StintTimer.follow_creation`): two
-            # fifths of a CPU, and nothing waits longer than for a stint or, without perf events, for a step.
+            # Where every CPU is busy the work for a creation is paced instead (`StintTimer.follow_creation`; not on
+            # Linux 6.13 to 6.18.44): two fifths of a CPU, and nothing waits longer than for a stint.
             if starting and self._budget_s <= 0 and not TIMER.paces_creation:
                 self._lowered += 1
                 self._spent = True
