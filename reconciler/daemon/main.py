@@ -507,7 +507,7 @@ def _run(loaded: Loaded, path: str, options: argparse.Namespace) -> int:
     elif TIMER.refused and TIMER.installed:
         log.info("short stints by a timer, which costs more CPU time than a perf event", problem=TIMER.refused)
     elif TIMER.refused:
-        log.info("work before a container starts is paced between its steps only: no perf event", problem=TIMER.refused)
+        log.info("online tasks may wait for the work before a container starts: no perf event", problem=TIMER.refused)
     TIMER.run()
     try:
         _serve(loaded, path, options)

@@ -7,8 +7,6 @@ The kernel signals the thread after each `STINT_S` of its CPU time, and the hand
 - a sleep to the next multiple of `PACE_S` or `CREATION_PACE_S`, where a large weight or the real-time priority would
   keep the CPU: the daemon's start and end, and a container in creation (`StintTimer.pace`, `.follow_creation`).
 
-Where there is no such signal the loop sleeps between its steps while a container is in creation (`STEP_PAUSE`).
-
 No Python code runs at a signal: trio is not woken up, and C code is interrupted, too. Interrupted system calls begin
 again (SA_RESTART, and PEP 475); jobs that may wait in the kernel have no timer (`reconciler.runtime.stints`).
 
@@ -48,11 +46,6 @@ gets the CPU at once."""
 CREATION_PACE_S: Final = 250e-6
 """Two fifths. Unpaced the work before a container's signal is some milliseconds at once in which no online task runs,
 as nothing preempts its real-time priority."""
-STEP_PAUSE: Final = 1.5
-"""Without perf events: the sleep between two steps, as a multiple of the CPU time of the steps before it. Two fifths of
-a CPU again."""
-LONGEST_PAUSE_S: Final = 300e-6
-"""Also after a longer step: the runtime's signal may come meanwhile."""
 _BUSY_AGAIN_S: Final = 0.005
 _SIGNAL: Final = signal.SIGALRM
 _CLOCK_MONOTONIC: Final = 1
@@ -255,11 +248,7 @@ class StintTimer:
         self.paced = False
         """At the daemon's start and end: after a stint the threads sleep, instead of a yield."""
         self.paces_creation = False
-        """The same while a container is in creation; without perf events between steps."""
-        self._paused_used = 0.0
-        """The loop's CPU seconds until the last sleep or wait; kept only while it sleeps between steps."""
-        self._locked = ctypes.PyDLL(None)
-        """The C library, with calls in which the interpreter remains locked."""
+        """The same while a container is in creation."""
         self._each_s = 0.0
         """After a stint the threads sleep to the next multiple; 0: they yield."""
         self._loop = 0
@@ -287,8 +276,8 @@ class StintTimer:
         if self._make is not None:
             return ""
         release = release or os.uname().release
-        # Stints made work late there: on 6.18.44 at a load of 16 the settings of 43 of 50 containers were in place at
-        # the first instruction, without them 49. Sleeps between steps do not.
+        # Paced work was late there: on 6.18.44 at a load of 16 the settings of 43 of 50 containers were in place at the
+        # first instruction, unpaced 49.
         if runner_keeps_cpu(release):
             return ""
         self._ordinary = not has_eevdf(release)
@@ -326,28 +315,14 @@ class StintTimer:
         ``paces``: whether the work for it may sleep: not without a real-time priority, as it would wait for a CPU each
         time, and not late (`reconciler.runtime.own_process`). In the fast path's writes no stint ends.
         """
-        paces = creating and paces and self._was_busy()
-        changes, self.paces_creation = paces != self.paces_creation, paces
-        if not self._may_pace:
-            if changes:
-                self._paused_used = time.thread_time()
-            elif paces:
-                self._pause()
-        elif changes:
+        paces = creating and paces and self._may_pace and self._was_busy()
+        if paces != self.paces_creation:
             # Of the threads only this one has the priority: a sleep of another one ends when it gets a CPU again.
             self._loop = threading.get_native_id() if paces else 0
+            self.paces_creation = paces
             self._stop_all()
             self._use_handler()
-        self.hold(held=creating and not (paces and self._may_pace))
-
-    def _pause(self) -> None:
-        """Sleep for the steps since the last time, after a stint at the least."""
-        used_s = time.thread_time() - self._paused_used
-        if used_s >= STINT_S:
-            # A worker thread that took the interpreter meanwhile, and lost its CPU, would keep it from the loop. No
-            # slack: this thread has the real-time priority.
-            self._locked.usleep(round(1e6 * min(STEP_PAUSE * used_s, LONGEST_PAUSE_S)))
-            self._paused_used += used_s
+        self.hold(held=creating and not paces)
 
     def _was_busy(self) -> bool:
         """Whether every CPU was busy at the last look."""
@@ -357,8 +332,6 @@ class StintTimer:
         return self._busy
 
     def _use_handler(self) -> None:
-        if not self._may_pace:
-            return
         each_s = CREATION_PACE_S if self.paces_creation else PACE_S if self.paced else 0.0
         if each_s == self._each_s:
             return
@@ -414,8 +387,6 @@ class StintTimer:
 
     def rest(self) -> None:
         """The calling thread sleeps until it calls `run` again."""
-        if self.paces_creation and not self._may_pace:
-            self._paused_used = time.thread_time()
         if (timer := self._locals.timer) is not None and timer.counts_sleep:
             timer.stop()
 
