@@ -9,6 +9,8 @@ batches by `flush`.
 
 Threads: `first_touches`, `adopt`, `record` and `flush` make rows durable (an fsync) and belong in the store's worker
 thread. All other calls are dictionary work for the loop. Both may happen at once.
+
+Longer than other modules because the rows in memory and the durable ones change under one lock.
 """
 
 import threading

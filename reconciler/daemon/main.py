@@ -2,6 +2,8 @@
 
 Exit codes: 0 stopped by a signal; 1 an essential part failed; 2 bad usage or configuration; 3 another instance runs; 4
 the store is of a newer version; 6 standard output cannot be written (check-config, --help).
+
+Longer than other modules because one run is read as one sequence: what begins it, what renews it, and each way it ends.
 """
 
 import argparse
