@@ -104,11 +104,12 @@ def test_an_unknown_name_is_refused(tree: Path, tmp_path: Path) -> None:
 
 @pytest.mark.kernel
 def test_its_daemon_bounds_be_work_on_this_kernel(
-    tree: Path, node: DirectoryNode, monkeypatch: pytest.MonkeyPatch, daemon: Callable[..., Daemon]
+    tree: Path, node: DirectoryNode, daemon: Callable[..., Daemon]
 ) -> None:
-    monkeypatch.setattr(daemonprocess, "COMMAND", (str(tree / "bin/bypassd"),))
     pod = node.add("be", shares=102)
-    item = daemon().up()
+    item = daemon()
+    item.program = (str(tree / "bin/bypassd"),)
+    item.up()
     wait_for(lambda: bounded(node, pod.main), told=item.tail)
     assert Path(f"/proc/{item.pid}/comm").read_text() == "bypassd\n"
     maps = Path(f"/proc/{item.pid}/maps").read_text()

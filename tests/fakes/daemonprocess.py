@@ -57,6 +57,8 @@ class DaemonProcess:
         """Whether a fork server starts it: see `tests.fakes.forkserver`."""
         self.within: tuple[str, ...] = ()
         """The command by which it is started: to be in other namespaces than the test is."""
+        self.program: tuple[str, ...] = COMMAND
+        """What is started. Another one than this checkout's is neither forked nor given constants."""
         self._process: subprocess.Popen[bytes] | Forked | None = None
         self.write_config(config)
 
@@ -80,10 +82,10 @@ class DaemonProcess:
 
     def start(self, *options: str) -> None:
         arguments = ["run", "--config", self.config_file, *options]
-        variables, command = environment(), COMMAND
-        if self.constants:
+        variables, command, ours = environment(), self.program, self.program == COMMAND
+        if self.constants and ours:
             variables, command = {**variables, CONSTANTS: json.dumps(self.constants)}, WITH_CONSTANTS
-        if self.forked and not self.within:
+        if self.forked and ours and not self.within:
             self._process = forked_daemon(arguments, variables, self.log)
             return
         with open(self.log, "ab") as log:
