@@ -228,7 +228,7 @@ rpm: artifact ## the same as an RPM package
 
 # The second time with another umask, time zone and directory.
 artifact-test: deb rpm ## build all three twice and test them: the same bytes, contents, installation, upgrade, removal
-	deploy/setup-debian.sh --also lintian=lintian mandoc=mandoc lexgrog=man-db shellcheck=shellcheck
+	deploy/setup-debian.sh --also lintian=lintian mandoc=mandoc lexgrog=man-db shellcheck=shellcheck cpio=cpio
 	umask 077; export TZ=Pacific/Auckland; \
 		$(BIN)/python deploy/artifact/build.py --output dist/again --cache dist/cache && \
 		$(BIN)/python deploy/artifact/deb.py dist/again/$(TARBALL) --output dist/again && \

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 import build
+import manual
 
 NAME: Final = "localhost/bypassd"
 """No registry has it: a node without the image does not pull what somebody else has given this name."""
@@ -180,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = options.parse_args(arguments)
     try:
         result = image(given.output.resolve(), given.cache.resolve())
-    except build.BuildError as exc:
+    except (build.BuildError, manual.ManualError) as exc:
         print(f"image.py: {exc}", file=sys.stderr)
         return 1
     print(f"{result} ({result.stat().st_size / 2**20:.1f} MiB)")

@@ -106,6 +106,7 @@ interference.rules.*.when.ewma: relearn_s 1m
 _GONE: Final = ("policies.shared.provision.estimate", "interference.perf", "eviction.means.restarts")
 """Sections that had nothing but such numbers."""
 REMOVED: Final[Mapping[str, str]] = {
+    "alerts.sinks.*.kubernetes.node_namespace": "always default: the API takes Events on a node in no other one",
     "interference.rules.*.mode": _SWITCHES,
     "interference.rules.*.when.expression": _CONDITIONS,
     "interference.responses.squeeze": "the sizes of steps and what a pod keeps are fixed",

@@ -330,6 +330,14 @@ async def test_an_event_on_the_pod_names_it_by_uid(nursery: trio.Nursery, idle_c
     }
 
 
+async def test_names_stay_within_their_segment_of_the_path(nursery: trio.Nursery, idle_clock: MockClock) -> None:
+    incidents = Incidents(3600)
+    incidents.take(alert(labels={"namespace": "a/../b?c", "pod": "d/e#f"}))
+    again = incidents.take(alert(at_s=1001.0, labels={"namespace": "a/../b?c", "pod": "d/e#f"}))
+    [(text, _)], _ = await events(nursery, [Reply(b"{}")], again)
+    assert text == f"PATCH /api/v1/namespaces/a%2F..%2Fb%3Fc/events/d%2Fe%23f.{again.id}"
+
+
 async def test_an_event_without_a_pod_is_on_the_node_and_an_end_is_one_of_its_own(
     nursery: trio.Nursery, idle_clock: MockClock
 ) -> None:
