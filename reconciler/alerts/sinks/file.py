@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from cgroupfs.errors import errno_name
 from reconciler.alerts.incident import Incident, lines
 from reconciler.alerts.sinks.base import AlertSink, SinkError, SinkKind, SinkSetup
+from state.store_files import sync_directory
 
 
 class FileSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,6 +73,8 @@ class FileSink(AlertSink):
                 raise OSError(28, "the disk is full")  # ENOSPC
             if self._config.fsync:
                 os.fsync(fd)
+                if not status.st_size:
+                    sync_directory(os.path.dirname(self._path) or ".")
 
     def _rotate(self) -> None:
         keep = self._config.keep

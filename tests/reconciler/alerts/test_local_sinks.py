@@ -226,6 +226,24 @@ async def test_a_file_has_one_json_object_a_line_and_nobody_else_may_read_it(tmp
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+async def test_the_name_of_a_new_file_is_synced_too_and_of_a_rotated_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[bool] = []
+
+    def fsync(fd: int) -> None:
+        synced.append(stat.S_ISDIR(os.fstat(fd).st_mode))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    made = sink(FileSinkConfig(path=str(tmp_path / "alerts"), fsync=True, rotate_bytes=4096, keep=2))
+    await made.send([notice("a")])
+    await made.send([notice("b")])
+    assert synced == [False, True, False]
+    (tmp_path / "alerts").write_text("x" * 4096)
+    await made.send([notice("c")])
+    assert synced == [False, True, False, False, True]
+
+
 async def test_a_line_that_was_cut_off_does_not_take_the_next_one_with_it(tmp_path: Path) -> None:
     path = tmp_path / "alerts"
     path.write_text('{"half": ')
