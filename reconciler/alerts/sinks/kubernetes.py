@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _COMPONENT: Final = "bypassd"
 _OF_NODES: Final = "default"
-"""The only namespace in which the API takes an Event on an object without one (`ValidateEventCreate`)."""
+"""The only namespace in which the API takes an Event on an object without one (validation of core/v1 Events)."""
 _PATCH: Final = "application/merge-patch+json"
 _LONGEST_NAME: Final = 253
 _LONGEST_NOTE: Final = 1024
