@@ -4,9 +4,6 @@ It is written as root, often into a directory that others may write, too: never 
 into an existing directory only if no user but root and this one can change or replace it (`_directory`). It is read
 with bounds, and into one directory only (`unpack`).
 
-A node of 500 pods has 108,000 control files. A capture takes those that bypassd reads or writes, 42,000; a plan reads a
-part of these from the archive's stream into memory, and makes no file of them.
-
 Source: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Extended Header"; GNU tar, "Basic Tar Format".
 """
 
@@ -35,7 +32,7 @@ SETTINGS: Final = frozenset(
 )
 """The files that bypassd sets."""
 PLANNED: Final = SETTINGS | {"memory.current"}
-"""Those of them, and of the counters, that a plan reads in pods' groups."""
+"""Those of them, and of the counters, that a plan reads in pods' groups: they are read into memory, and no file is made."""
 _COUNTERS: Final = (
     *("cpuacct.usage", "cpu.stat", "cpu.pressure", "cpuset.effective_cpus", "cpuset.effective_mems"),
     *("cpuset.cpus.effective", "cpuset.mems.effective"),
@@ -47,7 +44,7 @@ _COUNTERS: Final = (
     *("freezer.state", "freezer.parent_freezing", "pids.current"),
 )
 CAPTURED: Final = SETTINGS | frozenset(_COUNTERS)
-"""What a capture takes of each pod's groups."""
+"""What a capture takes of each pod's groups: of 500 pods 42,000 files, where the kernel has 108,000."""
 LARGEST_CONTROL: Final = 64 << 10
 """Bytes that are taken of one control file."""
 _MOST_MEMORY: Final = 128 << 20
@@ -291,8 +288,8 @@ def _parts(path: str) -> list[str]:
 def _directory(path: str) -> tuple[int, str]:
     """Open a directory part by part, each relative to the one before it; what is missing is made, for us alone.
 
-    The second value: why others can change the directory, or what is found under its name; empty for a new one, and
-    where they cannot. Errors: `OSError`; EPERM for a link of another user.
+    The second value is why others can change or replace the directory; empty where they cannot, and for a new one.
+    Errors: `OSError`; EPERM for a link of another user.
     Source: path_resolution(7), inode(7) (the sticky bit).
     """
     number = os.open("/", _DIRECTORY)
@@ -332,9 +329,10 @@ def _directory(path: str) -> tuple[int, str]:
 
 
 def _unsafe(status: os.stat_result, name: str, *, last: bool) -> str:
-    """Why others can change it. In a sticky directory they can replace nothing of this user's, but add to it."""
+    """Why others can change or replace it; empty: they cannot."""
     if status.st_uid not in {0, os.geteuid()}:
         return f"{name} is owned by uid {status.st_uid}"
+    # In a sticky directory others can replace nothing of this user's, but they can add files.
     if status.st_mode & _WRITABLE and (last or not status.st_mode & stat.S_ISVTX):
         return f"{name} is writable by others"
     return ""
@@ -369,12 +367,10 @@ def unpack(path: str, directory: str) -> ArchivedControls:
 
     Of pods' groups it unpacks no file: what a plan reads of them is in the result, the rest is only checked.
 
-    Not by tarfile's ``filter="data"``: before Python 3.11.13 a chain of links leads it out of the directory
-    (CVE-2025-4517). `capture` writes no links, so none is made here.
-
     Errors: `InputError` for a file that is not such an archive, or exceeds the limits.
     """
     try:
+        # O_NONBLOCK: a pipe is refused below, and never waited for.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
@@ -386,6 +382,8 @@ def unpack(path: str, directory: str) -> ArchivedControls:
             file.seek(0)
             source = _Bounded(gzip.GzipFile(fileobj=file) if zipped else file, path, most)
             unpacked = _Unpacked(source, path, directory)
+            # Not by tarfile's ``filter="data"``: before Python 3.11.13 a chain of links leads it out of the directory
+            # (CVE-2025-4517).
             for member in _members(source, path):
                 unpacked.take(member)
             return unpacked.controls
@@ -405,6 +403,7 @@ def _members(source: "_Bounded", path: str) -> Iterator[tarfile.TarInfo]:
     before = 0
     for number in range(MOST_FILES + 1):
         header = source.read(_BLOCK)
+        # Blocks of zeros end an archive; for tar the end of the file does, too.
         if not header.strip(b"\0"):
             if not number and not header:
                 raise InputError(path, "an empty file", "a .tar or .tar.gz archive")
@@ -448,6 +447,7 @@ def _pax(data: bytes, path: str) -> dict[str, str]:
     at = 0
     while at < len(data) and data[at]:
         digits, space, _ = data[at : at + 8].partition(b" ")
+        # The shortest record: its own length, a blank, ``=`` and a line end.
         if not (space and digits.isdigit()) or int(digits) < len(digits) + 3 or at + int(digits) > len(data):
             raise InputError(path, "an unreadable pax header", "an archive of `capture` or tar")
         record = data[at + len(digits) + 1 : at + int(digits)]
@@ -529,6 +529,7 @@ class _Bounded:
     def read(self, size: int) -> bytes:
         """So many bytes, or those up to the end."""
         parts = bytearray()
+        # One byte more than is allowed: it shows that there are more.
         while len(parts) < size and (part := self._file.read(min(size - len(parts), self._left + 1))):
             parts += part
             self._left -= len(part)

@@ -123,13 +123,14 @@ async def _ask_kubelet(peer: HttpEndpoint, marks: MarkReader, results: QueryResu
 async def _ask_version(node: InspectedNode, results: QueryResults) -> None:
     """Version that the verified kubelet's program prints.
 
-    The file at its path is run, never the target of /proc: only root can change or replace that file, and it is the
-    file that the kubelet runs. It runs unprivileged.
+    The file at its path is run, never the target of /proc.
     """
     path, program = node.kubelet.executable, node.kubelet.program
+    # Only root may run it as another user.
     if path is None or os.geteuid() != 0:
         return
     try:
+        # Only root can change or replace it, and it is the file that the kubelet runs.
         status = check_program(path)
         if (status.st_dev, status.st_ino) == program:
             results.kubelet_version = await _program_version(path)

@@ -195,7 +195,7 @@ Masked = Callable[[str], str]
 
 @final
 class CaptureCollector:
-    """Takes the files. ``problems`` is what was there and could not be had."""
+    """Takes the files. ``problems``: those that exist and could not be read or masked."""
 
     def __init__(self, node: InspectedNode, sink: ArchiveWriter) -> None:
         self.problems: list[str] = []
@@ -215,7 +215,7 @@ class CaptureCollector:
     def cgroups(self) -> None:
         """The kubepods tree in every hierarchy, and the groups above it: of kubepods itself every file.
 
-        Of the groups below it the files that bypassd reads or writes: those alone are 42,000 at 500 pods.
+        Of the groups below it: `CAPTURED`.
         """
         node = self._node
         if node.hierarchy is None or node.layout is None:
@@ -336,14 +336,11 @@ class CaptureCollector:
                     yield self._relative(path)
 
     def _tree(self, directory: str) -> None:
-        """A directory's control files and those of the groups below it. What cannot be read is left out silently.
-
-        A container may nest groups as deep, and make as many, as it likes: those beyond an archive's bounds are not
-        taken, which is a problem.
-        """
+        """A directory's control files and those of the groups below it. What cannot be read is left out silently."""
         left_out = 0
         for above, below, names in os.walk(directory):
             path = self._relative(above)
+            # A container may nest groups as deep, and make as many, as it likes: an archive has bounds.
             inside = [name for name in below if self._sink.files < _MOST_FILES and fits(f"{path}/{name}/{_LONGEST}")]
             left_out += len(below) - len(inside)
             below[:] = inside

@@ -2,9 +2,7 @@
 
 A victim and a hog share a CPU, in the groups of two pods of a node of their own: a kubepods directory below
 ``/bypassd-prove-chain``, an empty state file, and a configuration with one sink, a file. A child process runs the
-daemon's parts on it: the group tree, the readers, the shipped rule's detector, the ladder, the planner, the writer, the
-alerts. The parent only reads: the alerts in the file, and what the kernel did to the hog. No part of it sees a pod of
-this node, its kubelet or its runtime.
+daemon's parts on it. The parent only reads: the alerts in the file, and what the kernel did to the hog.
 """
 
 import json
@@ -97,6 +95,7 @@ def chain(hierarchy: Hierarchy, directory: str) -> tuple[bool, str]:
         hog_box.add(hog.pid)
         for child in (victim, hog):
             os.sched_setaffinity(child.pid, {cpu})
+        # Last, so that it ends first: before the groups and the directory that it uses.
         daemon = stack.enter_context(Planted(partial(_serve, hierarchy, private), cpu_s=_DAEMON_CPU_S))
         daemon.start()
         if not _until(lambda: _report(private), _START_S):
@@ -304,7 +303,7 @@ async def _run(hierarchy: Hierarchy, config: "Config", private: str) -> None:
     from reconciler.sources.runtime_roots import RuntimeDirs
     from state.topology_sysfs import read_topology
 
-    # In this process, which is the trial's: it has no time for a past, and its one step is not evaluated.
+    # Of this process, which is the trial's alone: no half minute for a past, and its one step is not evaluated.
     InterferenceConfig.settle_s, LadderConfig.effect_s = 0.0, 60.0
     place = NodeEnvironment(
         root="/",

@@ -4,9 +4,8 @@
 declaration; a test compares them. ``bypassctl __complete KIND PREFIX [WORD...]`` prints names, one a line; it is hidden
 from the help.
 
-Names are their authors' choice, and shells expand words: only names of harmless characters are printed, the shells read
-them as lines and never expand them, and the program is the one of the search path, never a file that is only named so.
-Nothing is printed, and never an error, where the daemon does not answer at once or this user may not ask it.
+Shells expand words: they read the names as lines and never expand them, and the program is the one of the search path,
+never a file that is only named so.
 """
 
 import os
@@ -113,6 +112,7 @@ SECTIONS: Final = (
 )
 """Sections and views of `reconciler.daemon.status`, which a start of the completion has no time to import."""
 _SAFE: Final = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./:-]{0,319}")
+"""Names that are printed: their authors choose them, and a shell may expand other characters."""
 _MOST: Final = 500
 _LONGEST_WORDS: Final = 200
 _ANSWER_S: Final = 0.7
@@ -134,6 +134,7 @@ def run(arguments: Sequence[str]) -> int:
         names = _FINDERS[kind](_Words(options, prefix, namespace))
         found = sorted({name for name in names if name.startswith(prefix) and _SAFE.fullmatch(name)})[:_MOST]
     except (AgentError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        # No daemon, no right to ask it, another answer: a message would be in the middle of the typed line.
         found = []
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

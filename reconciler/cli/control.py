@@ -262,6 +262,7 @@ def _off_blocks(answer: Row, pod: Row) -> Iterator[Block]:
     )
     yield line(f"{fmt.plural(answer['restored'], 'value')} restored; bypassd sets nothing of this pod until then")
     if answer["left"]:
+        # Without ``off:``.
         yield line(
             StyledText(
                 f"{fmt.plural(answer['left'], 'value')} not restored: bypassctl why {shlex.quote(title[4:])}", "bad"

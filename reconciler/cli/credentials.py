@@ -123,9 +123,9 @@ def run(options: Namespace) -> int:
 
 
 def _uses(node: InspectedNode) -> list[RightsUse]:
-    """The uses of this configuration; the kubelet's port, and a taint where ``auto`` would set one, only on request.
+    """The uses of this configuration.
 
-    Their rights are broad.
+    Only on request, as their rights are broad: the kubelet's port, and a taint where ``auto`` would set one.
     """
     config = node.config
     uses = [RightsUse.PODS]
@@ -293,6 +293,7 @@ async def test_access(node: InspectedNode, config: ApiServer) -> list[AccessTest
 
 async def _list_pods(api: KubeApi, node: InspectedNode, wanted: bool) -> AccessTest:
     name = node_name(node.kubelet)
+    # Version 0: from the server's cache, not from etcd.
     path = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{quote(name, safe='')}&resourceVersion=0&limit=1"
     problem = await _get(api, path)
     return AccessTest(name="list pods", wanted=wanted, found=f"pods of node {name}", problem=problem)

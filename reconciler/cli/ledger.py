@@ -61,6 +61,7 @@ def restore_without_daemon(
             aside, unconverted = _convert_newer(store_path)
             done, unrecorded = _restore(store_path, root, only, files, partial(_api, config))
             if only is None:
+                # The group that a killed daemon made for itself.
                 remove_left(Hierarchy.detect(root))
     except AlreadyRunningError as exc:
         raise CliError(f"{exc}, but does not answer; stop it first", Exit.REFUSED) from exc

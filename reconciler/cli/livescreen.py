@@ -1,9 +1,7 @@
 """A terminal's alternate screen for a live view: frames, keys, sizes and signals, and everything restored at the end.
 
-Plain ECMA-48 sequences and xterm's private modes 7 (wrap), 25 (cursor) and 1049 (alternate screen), which all terminals
-in use have. A frame is one write of the lines that have changed; a line is overwritten before its rest is erased, so
-that nothing flickers. The terminal's own settings are restored at the end by any way but SIGKILL: an error, SIGINT,
-SIGTERM, SIGHUP, and while the program is stopped (SIGTSTP).
+A frame is one write of the lines that have changed. The terminal's own settings are restored at the end by any way but
+SIGKILL: an error, SIGINT, SIGTERM, SIGHUP, and while the program is stopped (SIGTSTP).
 """
 
 import os
@@ -22,6 +20,7 @@ from reconciler.runtime.streams import OutputError
 
 ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[0m\x1b[H\x1b[2J"
 LEAVE: Final = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
+"""ECMA-48, and xterm's private modes 7 (wrap), 25 (cursor) and 1049 (alternate screen): all terminals have them."""
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OTHERS: Final = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
 _SEQUENCE: Final = re.compile(rb"\x1b(?:\[[0-9;]{0,16}[@-~]|O[@-~])")
@@ -61,12 +60,13 @@ class EndedError(Exception):
 def patch(before: Sequence[str] | None, after: Sequence[str], full: Sequence[bool]) -> str:
     """What makes one frame from another; ``before`` None: unknown. ``full``: lines that fill the whole width.
 
-    The cursor is behind the last column of such a line, where erasing the rest of the line would take its last sign.
     A frame has as many lines as the terminal: nothing below it is to be erased.
     """
     parts = []
     for number, line in enumerate(after):
         if before is None or number >= len(before) or before[number] != line:
+            # Overwritten before its rest is erased, so that nothing flickers. Behind a full line the cursor is on its
+            # last column, which would be erased.
             parts.append(f"\x1b[{number + 1};1H{line}\x1b[0m" + ("" if full[number] else "\x1b[K"))
     return "".join(parts)
 

@@ -109,15 +109,13 @@ def parser(only: str | None = None, name: str = PROGRAM) -> ArgumentParser:
 
 
 def program(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> NoReturn:
-    """Run one command as this process. ``name``: the program that was called.
-
-    The process ends at once: to destroy each object first, as the interpreter does, is a sixth of a command's CPU time.
-    """
+    """Run one command as this process. ``name``: the program that was called."""
     gc.set_threshold(_GARBAGE, 50, 100)
     code = main(arguments, name)
     with suppress(OSError, ValueError, AttributeError):
         # Standard output is flushed: `main` reports where that fails.
         sys.stderr.flush()
+    # To destroy each object first, as the interpreter does, is a sixth of a command's CPU time.
     os._exit(code)
 
 

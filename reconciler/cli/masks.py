@@ -1,9 +1,8 @@
 """What a capture must not carry: environment, arguments, tokens, keys, passwords. Pure: text in, masked text out.
 
-Of texts of others (pods, bundles, containerd's configuration) only the fields that the agent reads are kept
-(`Shape`), and those are masked by name and form. Names are kept (labels, annotations, files of
-secrets), so that a plan made from the capture is the node's own; values are removed wherever a name or a form indicates
-a credential. When in doubt, masked.
+Of texts of others (pods, bundles, containerd's configuration) only the fields that the agent reads are kept (`Shape`),
+and those are masked by name and form. Names of labels, annotations and secrets' files are kept, so that a plan made
+from the capture is the node's own. When in doubt, masked.
 """
 
 import json

@@ -6,8 +6,6 @@
 
 The manual page has the table of keys. Facts that a real node has in cgroups are derived as the kubelet and the runtime
 would: QoS, group paths, shares, quotas.
-
-The kubelet's policy is none on such a machine, the kernel a mainline one with cgroup v1, the CPU in use the file's.
 """
 
 from collections.abc import Iterator, Mapping
@@ -213,7 +211,10 @@ LAYOUT: Final = Layout(Driver.CGROUPFS)
 
 
 def plan_machine(topology: Topology, described: list[DescribedPod], config: Config, problems: list[str]) -> PlanResult:
-    """What the agent would want there in the end, if it had just started and everything ran already."""
+    """What the agent would want there in the end, if it had just started and everything ran already.
+
+    On a mainline kernel with cgroup v1, beside a kubelet without CPU manager.
+    """
     pods = {pod.meta.uid: _pod(pod, config.classes) for pod in described}
     use = {pod.meta.uid: pod.use_milli for pod in described}
     view = NodeView(
@@ -245,11 +246,9 @@ def plan_machine(topology: Topology, described: list[DescribedPod], config: Conf
 
 
 def _settled(view: NodeView, use: Mapping[str, int], config: Config) -> tuple[NodeView, Desired, int | None]:
-    """Plan until two plans in a row are equal; how many that took, None: they never were.
-
-    A first plan has no CPUs of BE work yet, so it counts online work's use of all CPUs against BE work, also of those
-    where BE work will not run.
-    """
+    """Plan until two plans in a row are equal; how many that took, None: they never were."""
+    # A first plan has no CPUs of BE work yet: it counts online work's use of all CPUs against BE work, also of those
+    # where BE work will not run.
     desired = plan(view, None, config.policies)
     for step in range(1, _MOST_STEPS):
         pools = desired.plan.pools

@@ -1,8 +1,7 @@
 """What a command shows: lines, fields and tables with styles, or a document for programs; the same for every command.
 
-A terminal gets styles and wrapped lines; a pipe plain text without wrapping, so that grep and awk work on it. Long
-names are shortened in the middle on a terminal, as systemctl does with units, and accepted so where a pod is named: its
-start has the workload, and by its end the pods of a workload differ.
+A terminal gets styles and wrapped lines; a pipe plain text without wrapping, so that grep and awk work on it. Names
+that are shortened on a terminal are accepted so where a pod is named.
 """
 
 import os
@@ -27,6 +26,7 @@ def shortened(text: str, width: int) -> str:
     width = max(width, LEAST)
     if len(text) <= width:
         return text
+    # In the middle, as systemctl does: the start has the workload, and by their ends its pods differ.
     end = (width - len(MARK)) // 2
     # A dot before the mark would be taken for a part of it.
     return f"{text[: width - len(MARK) - end].rstrip('.')}{MARK}{text[-end:]}"

@@ -1,8 +1,6 @@
 """``bypassctl simulate``: a recording, evaluated with a configuration: what would be found, planned and done.
 
-Rules evaluate as in the daemon. Their responses would have had no effect on the recording, so every rule runs in shadow
-and every eviction as a dry run, whatever the configuration's modes. The planner plans the recorded views again
-(`reconciler.control.replay`).
+Rules evaluate as in the daemon, and the planner plans the recorded views again (`reconciler.control.replay`).
 """
 
 import errno
@@ -298,6 +296,8 @@ class _Run:
             self._brain, self._evictions = InterferenceEngine(self._interference, EngineState(learned=learned)), None
         self.last = frame
         self._plan(frame, counted=counted)
+        # Responses would have had no effect on the recording: every rule and every eviction is a dry run, whatever the
+        # configuration's modes.
         shadow = replace(frame, enforce=False)
         judgement = self._brain.evaluate_now(shadow)
         decision, self._evictions = decide(

@@ -1,7 +1,6 @@
 """``bypassctl top``: CPUs, pods, the BE budget and verdicts, live on a terminal; elsewhere one plain frame.
 
-The daemon answers a request and does nothing in between: without a ``top`` it has no cost. Its answers are fetched by a
-thread, so that keys are obeyed meanwhile.
+The daemon answers a request and does nothing in between: without a ``top`` it has no cost.
 """
 
 import os
@@ -248,7 +247,7 @@ class RequestSchedule:
 
 @final
 class Poller:
-    """Each request in a thread, one at a time; its answer ends the screen's wait."""
+    """Each request in a thread, one at a time, so that keys are obeyed meanwhile; its answer ends the screen's wait."""
 
     def __init__(self, ask: Callable[[Sequence[str]], Row], waker: int) -> None:
         self._ask = ask

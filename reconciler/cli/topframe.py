@@ -74,7 +74,7 @@ class Choices(NamedTuple):
 
 
 class TopFacts(NamedTuple):
-    """``pods``: rows of `pods.listed`. ``cpus``: the document's ``cpumap``.
+    """``pods``: rows of `PodRates`. ``cpus``: the document's ``cpumap``.
 
     ``problem``: why they are old; empty when they are not.
     """

@@ -187,16 +187,14 @@ def _decided(facts: Row, body: Row) -> Row:
 
 
 def _unrecorded(facts: Row) -> str:
-    """What the runtime recorded for a container whose CPUs are others, which bypassd has not written; else empty.
-
-    crun's record has the CPUs of the start only: what the kubelet gave since is the pool.
-    """
+    """What the runtime recorded for a container whose CPUs are others, which bypassd has not written; else empty."""
     files = [setting["file"] for group in facts["groups"] for setting in group["settings"] if setting["file"]]
     ours = {row["path"] for row in files if row["knob"] == "cpu.set" and row["written_at"] and row["writer"] == _US}
     rows = facts["now"]["groups"]
     pod = next((row["cpus"] for row in rows if row["role"] == "pod"), None)
     for row in rows:
         have, recorded = row["cpus"], row.get("recorded_cpus")
+        # crun's record has the CPUs of the start only; those that the kubelet gave since are a pool's.
         if pod is None or have is None or recorded is None or row["path"] in ours or have in facts["pools"].values():
             continue
         if CpuSet.parse(have) != CpuSet.parse(recorded or pod) & CpuSet.parse(pod):
