@@ -32,7 +32,7 @@ SETTINGS: Final = frozenset(
 )
 """The files that bypassd sets."""
 PLANNED: Final = SETTINGS | {"memory.current"}
-"""Those of them, and of the counters, that a plan reads in pods' groups: they are read into memory, and no file is made."""
+"""Those of them, and of the counters, that a plan reads in pods' groups: into memory, and no file is made of them."""
 _COUNTERS: Final = (
     *("cpuacct.usage", "cpu.stat", "cpu.pressure", "cpuset.effective_cpus", "cpuset.effective_mems"),
     *("cpuset.cpus.effective", "cpuset.mems.effective"),

@@ -47,6 +47,7 @@ _LAST_S: Final = 0.5
 """A terminal that takes nothing for so long is not restored: a write would wait for ever."""
 _SMALLEST: Final = (20, 4)
 _LARGEST: Final = (1000, 500)
+"""Columns and lines: a terminal may report any size."""
 
 
 class EndedError(Exception):

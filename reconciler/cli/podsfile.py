@@ -296,7 +296,10 @@ def _pod(pod: DescribedPod, rules: ClassRules) -> Pod:
 
 
 def _spec(container: ContainerMeta) -> RuntimeSpec:
-    """The spec that the kubelet would have passed to the runtime."""
+    """The spec that the kubelet would have passed to the runtime.
+
+    Source: kubelet pkg/kubelet/cm/helpers_linux.go, MilliCPUToShares and MilliCPUToQuota.
+    """
     number, limit = container.requests.cpu_milli, container.limits.cpu_milli
     return RuntimeSpec(
         shares=max(SHARES_MIN, (number or 0) * 1024 // 1000),

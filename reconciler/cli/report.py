@@ -252,7 +252,7 @@ def quantile(waits: Mapping[Any, int], rank: float) -> float:
     left = rank * sum(waits.values())
     for bucket in sorted(waits, key=int):
         left -= waits[bucket]
-        if left <= 1e-9:
+        if left <= 1e-9:  # 0, but for the rounding of ``rank``
             return 0.0 if int(bucket) == 0 else round(_SMALLEST_MILLI * _STEP ** int(bucket), 3)
     return 0.0
 

@@ -247,6 +247,7 @@ def _of_no_pod(text: str, root: str) -> str | None:
 
 def _cgroups_of_pid(text: str, root: str) -> list[str] | None:
     """The paths in /proc/PID/cgroup; None without such a process, and for a text that is not a PID."""
+    # The largest PID is 4194304 (PID_MAX_LIMIT).
     if not (text.isascii() and text.isdecimal() and len(text) <= 7):
         return None
     try:

@@ -2,9 +2,7 @@
 
 On cgroup v1 a CPU that is set offline is removed from every cpuset, and only the root cpuset gets it again when it
 returns. The kubelet never rewrites its directories, and under policy none no container's either: every pod of the node,
-and every later one (a new directory copies its parent's set), would remain off that CPU until the machine reboots. So
-the removed CPUs are restored from the top down. This is not a setting of bypassd: it restores values of others, so it
-is not in the ledger and `restore` does not undo it.
+and every later one (a new directory copies its parent's set), would remain off that CPU until the machine reboots.
 
 Source: kernel/cgroup/cpuset.c (cpuset_hotplug_workfn, remove_tasks_in_empty_cpuset).
 """
@@ -219,6 +217,7 @@ class CpusetRepair:
 
     def _write(self, path: str, cpus: CpuSet) -> str:
         try:
+            # Not in the ledger: it is the owner's value again, which `restore` must not undo.
             self._files.write(self._judge.hierarchy.directory("cpuset", path), _FILE, str(cpus))
         except OSError as exc:
             _LOG.warning("cannot restore a CPU that came online", path=path, error=exc.strerror)

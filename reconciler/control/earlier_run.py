@@ -4,8 +4,6 @@ Such a value is not the node's own: a quota of the besteffort directory would bo
 it and no ledger has its original. A start without any record compares the files of the groups of BE work with what
 every kubelet and the runtime's own record leave there. A difference is entered in the ledger as bypassd's, with that
 value as the original, so that it follows the plan or is restored; an alert names what was found.
-
-Only groups that existed at the first pass can have such values.
 """
 
 import time
@@ -84,6 +82,7 @@ class EarlierRun:
         found: list[FileWrite] = []
         left: set[tuple[str, int]] = set()
         for candidate in candidates:
+            # A group that was made after the first pass has no value of an earlier run.
             if self._pending is not None and candidate.key not in self._pending:
                 continue
             if candidate.knobs is None:

@@ -211,6 +211,7 @@ class Inventory:
     def sample(self, uid: str, dirs: PodDirs | None) -> PodChange:
         """Take a fresh listing of one pod's directories (None: there are none) and assemble the pod again."""
         before = self.pods.get(uid)
+        # The tree hands over the same object until a group of the pod comes or goes.
         if before is not None and self._dirs.get(uid) is dirs is not None and self._is_read(dirs):
             self.pods[uid] = pod = self._assemble(dirs)
             return PodChange(pod, before, frozenset(), frozenset())
@@ -276,14 +277,14 @@ class Inventory:
     def command(self, container_id: str, at: float | None) -> bool:
         """Keep that the runtime's command came for a BE container; False where it counts for nothing.
 
-        ``at``: monotonic seconds; None: the last one is to be forgotten. The file whose opening shows it was not read
-        by this inventory a moment before.
+        ``at``: monotonic seconds; None: the last one is to be forgotten.
         """
         if at is None:
             known = self._readings.commands
             self.take(commands={cid: then for cid, then in known.items() if cid != container_id})
             return container_id in known
         pod = self.pods.get(self._owners.get(container_id, ""))
+        # The opening of the record is the event: this inventory opens it, too.
         if pod is None or pod.pod_class is not PodClass.RECLAIMED or at - self._read_at.get(container_id, 0.0) < _OWN_S:
             return False
         kept = {cid: then for cid, then in self._readings.commands.items() if at - then < _COMMAND_S}

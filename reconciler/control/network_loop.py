@@ -212,10 +212,7 @@ class NetworkLoop(PeriodicActuator):
         )
 
     async def _known(self, wish: InterfaceRequest) -> tuple[Link | None, LinkLimits | None, str]:
-        """An interface and its bounds; else a text with what is unknown about it. Errors: `SourceError`.
-
-        Without bounds it limits nothing: its share would be a guess that no law ever corrects.
-        """
+        """An interface and its bounds; else a text with what is unknown about it. Errors: `SourceError`."""
         device, number = await self._trees.link(wish.name, ask_speed=wish.link_mbit is None)
         if device is None:
             return None, None, "no such interface"
@@ -225,19 +222,18 @@ class NetworkLoop(PeriodicActuator):
         index, last = self._links.get(wish.name, (0, 0))
         speed = wish.link_mbit or (last if index == device.index else None)
         if speed is None:
+            # Nothing is limited then: a share would be a guess that no law ever corrects.
             return device, None, "its driver reports no speed; set link_mbit in the configuration"
         return device, limits_of(speed, wish.floor_percent, wish.ceiling_percent, wish.waterline_percent), ""
 
     async def _receive(self, wish: InterfaceRequest, line: LinkState, *, enforce: bool) -> LinkState:
-        """Bring the ceiling of what pods receive to what is wanted now. Errors: `SourceError`.
-
-        What arrives for a pod beyond its queue and is dropped counts as online work's: it has used the link.
-        """
+        """Bring the ceiling of what pods receive to what is wanted now. Errors: `SourceError`."""
         device, bounds, unknown = await self._known(wish)
         if device is None or bounds is None:
             return LinkState(problem=unknown)
         ceiling = min(max(line.ceiling, bounds.floor), bounds.ceiling)
         through = await self._receivers.through()
+        # What a pod's queue drops is in the interface's counter alone, and counts as online work's: it used the link.
         counted = ByteCounters(at=self._clock(), online=device.received, be=0, pods=through or 0)
         used = use(line.counted, counted)
         if enforce:

@@ -294,12 +294,10 @@ class PublishedNote(Struct, frozen=True, kw_only=True):
 
 
 def offered(offer: Offer, pods: Mapping[str, Pod]) -> Offer:
-    """What is published: the headroom, and never less than what the node's BE pods have been promised.
+    """What is published: the headroom, and never less than what the node's BE pods request.
 
-    New pods are kept away as well: nothing is left of it. Less would let a kubelet that restarts refuse the pods that
-    run, as it admits each again (``OutOf...``), and such a pod ends without budget or grace. Requests are those that
-    count for an admission: the sum of the containers, or the largest init container. Source: Kubernetes documentation,
-    "Init Containers", resource sharing; kubelet's admission.
+    Less would let a kubelet that restarts refuse the pods that run, as it admits each again (``OutOf...``), and such a
+    pod ends without budget or grace. New pods are kept away all the same, as nothing is left of it.
     """
     cpu, memory = derived(pods, _promised)
     promised = max(offer.memory, memory)
@@ -307,7 +305,11 @@ def offered(offer: Offer, pods: Mapping[str, Pod]) -> Offer:
 
 
 def _promised(pods: Mapping[str, Pod]) -> tuple[int, int]:
-    """Batch CPU (thousandths) and memory (bytes) that the node's pods request."""
+    """Batch CPU (thousandths) and memory (bytes) that the node's pods request, as an admission counts them.
+
+    Source: Kubernetes documentation, "Init Containers", resource sharing: the sum of the containers, or the largest
+    init container; kubelet's admission.
+    """
     cpu = memory = 0
     for pod in pods.values():
         sums, largest = [0, 0], [0, 0]

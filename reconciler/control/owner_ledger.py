@@ -7,7 +7,6 @@ freezer is not counted. *Lost*: what a pod had used in its whole life when bypas
 than an interval may be missed.
 
 Accounts are hourly, by the wall clock, and stored each minute: one row of META for each hour. A crash costs a minute.
-Owners are bounded in number for each hour: those beyond share one account.
 """
 
 import time

@@ -58,6 +58,7 @@ class CpuSeconds(NamedTuple):
 
     def plus(self, more: "CpuSeconds") -> "CpuSeconds":
         """The sum; an unknown part of ``more`` adds nothing."""
+        # Most pods' minutes add nothing: no object is made for them.
         for have, new in zip(self, more, strict=True):
             if new is not None and (new or have is None):
                 break

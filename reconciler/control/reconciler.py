@@ -546,6 +546,8 @@ class Reconciler:
     def _plan_parents(self, view: NodeView, plan: NodePlan) -> list[GroupTarget]:
         settings, self.refusals[""] = plan_parents(view, plan, self.policies)
         wanted = _by_group(settings)
+        # Also those with a value that no policy wants any more, which is restored: of kubepods, of QoS directories, and
+        # of groups beside kubepods (node_daemons).
         levels = ("/", view.besteffort, view.burstable)
         paths = {*wanted, *(path for path in self._ledger.groups() if path in levels or path.count("/") == 1)}
         self.wanted[""] = wanted
@@ -655,6 +657,7 @@ class Reconciler:
             try:
                 inode = listed.get(entry.path) or self._inode(entry.path) or None
                 same = inode is not None and same_group(entry.inode, inode)
+                # A mount over the directory shows another inode: the originals outlast it.
                 return inode if same or not control_files.is_hidden(entry.path) else entry.inode
             except OSError as exc:
                 self.errors.failed(NODE, exc)

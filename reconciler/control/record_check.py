@@ -140,9 +140,7 @@ class LimitCheck:
     def _narrowed(self, title: str, path: str, uid: str = "", spared: CpuSet = EMPTY) -> set[_Difference]:
         """What a v1 group lacks of the CPUs of the group above, unless bypassd manages the set of either.
 
-        Neither the kubelet nor the runtime narrows these sets. A CPU that was offline leaves every set but the root's
-        for good: before bypassd's start, as `reconciler.control.cpu_hotplug` restores what it has seen. No record
-        separates it from a CPU that another agent (koordlet's suppression of BE) keeps the pods off.
+        Neither the kubelet nor the runtime narrows these sets.
         """
         file = self._control_files.find(path, "cpu.set")
         if file is None or file.version != 1:
@@ -156,6 +154,8 @@ class LimitCheck:
             self._above[above] = self._control_files.cpus_in_effect(above)
         if have == self._above[above] or not have or not (lacks := self._above[above] - have - spared):
             return set()
+        # The CPU was offline before bypassd's start (later ones `CpusetRepair` restores), or another agent keeps the
+        # pods off it (koordlet's suppression of BE).
         text = f"its CPU set {have} lacks CPU {lacks} of the group above, which no record explains"
         return {_Difference(title, text, uid)}
 

@@ -1,13 +1,7 @@
 """Two configurations planned over the same recorded views, step by step, and what differs between their plans. Pure.
 
 Each configuration continues from its own previous plan. What the views show is a fact: BE work's use, idle time, the
-pods. What another plan would have made of it is an estimate, as the node did not run under it:
-
-    allowed = min(budget if a quota bounds BE work, CPUs of its set if it is confined to one, all CPUs)
-    lost    = max(0, min(use, allowed before) - allowed now)
-    won    <= min(allowed now - allowed before, idle), where more is allowed than before
-
-each times the seconds since the step before, whose plans were in force then.
+pods. What another plan would have made of it is an estimate, as the node did not run under it (`_work_of`).
 
 Control loops besides the planner (the idle buffer's ceiling, the bound of BE memory, lent quotas, responses) are part
 of the views: they are as they were under the recorded configuration.
@@ -208,8 +202,10 @@ class PlanComparison:
         used, idle = cpu.reclaimed_milli, max(0, _CPU * len(view.topology.online) - cpu.busy_milli)
         idle = min(idle, _CPU * len(view.cpus))
         before, now = allowed_milli(first), allowed_milli(second)
+        # Use beyond the new limit; what was used beyond the earlier one is not lost by it.
         lost = max(0, min(used, before) - now)
         if enforced:
+            # At most: as much more as is allowed, and as was idle.
             won = max(0, min(now - before, idle))
             limited = won if used >= _NEAR * before else 0
         else:

@@ -1,13 +1,10 @@
 """The credentials for the API server: their life, their change, and the renewal of a token in bypassd's own kubeconfig.
 
-A change of the files is used by the next request in any case, and is announced to those that wait (`changed`). A token
-that ends soon is a source that is not ok, and thereby an alert, days before.
+A token that ends soon is a source that is not ok, and thereby an alert, days before. One in the kubeconfig that
+``bypassctl init credentials`` has made is renewed, by a TokenRequest of the service account for itself, if it has that
+right (docs/credentials.md; without it the alert remains). No other kubeconfig is written.
 
-Renewal. The kubelet renews the token of a pod. A token in the kubeconfig that ``bypassctl init credentials`` has made
-is renewed here, by a TokenRequest of the service account for itself, if it has that right (docs/credentials.md; without
-it the alert remains). No other kubeconfig is written.
-
-Source: Kubernetes API reference, TokenRequest v1; the kubelet renews when 80 % are over.
+Source: Kubernetes API reference, TokenRequest v1.
 """
 
 import json
@@ -49,7 +46,7 @@ _CHANGED: Final = APPEARED | int(Mask.CLOSE_WRITE | Mask.ONLYDIR)
 _MOUNTED: Final = "..data"
 """The link by which the kubelet exchanges all files of a mounted Secret or token."""
 _RENEW_PART: Final = 0.8
-"""Of a token's life, as the kubelet has it."""
+"""Of a token's life: the kubelet renews a pod's token when so much is over."""
 _SPREAD_PART: Final = 0.05
 """Tokens that were made for all nodes at the same time are not all renewed at the same time."""
 _FAILED_S: Final = 600.0
@@ -189,12 +186,14 @@ class ApiCredentials:
             self._life = None if token is None else life_of(token)
         if not first:
             _LOG.info("other credentials for the API server", ends=clock(self.expires_s))
+            # For those that wait: a request takes them in any case.
             self._changed(other)
 
     def _due(self) -> bool:
         life, path = self._life, self._peer.kubeconfig
         if life is None or life.whole_s is None or path is None or not life.account:
             return False
+        # A token in a file of its own is a pod's, which the kubelet renews.
         if self._endpoint is None or not self._endpoint.inline.token or self._endpoint.exposed:
             return False
         used_s = self._clock() - (life.expires_s - life.whole_s)

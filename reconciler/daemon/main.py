@@ -98,8 +98,8 @@ class Daemon:
         """One change of the configuration at a time."""
         self._window_due = WakeUp()
         self._renewal: str | None = None
-        self._renewal_reason = ""
         """Why the running agent ends for another one; None: it does not."""
+        self._renewal_reason = ""
         self._renew_from = 0.0
         self._restored = False
         """Everything was restored by command: no write until the configuration is read again."""

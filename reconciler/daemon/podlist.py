@@ -1,9 +1,6 @@
 """The pods for lists and sums: the status of their settings, one short row a pod, and counts by class.
 
 The document's ``pods`` has every setting of every pod, 2 MB at 500 pods; a list or a summary needs none of them.
-
-`PodProblems` has every problem by pod, for its part of the document, `bypassctl why` and the lists. The node's list
-(`reconciler.daemon.status`), its metrics and alerts have the same facts from the same sources.
 """
 
 from collections import Counter
@@ -33,7 +30,11 @@ _LINES: Final = 20
 
 @final
 class PodProblems:
-    """The problems of one moment, by pod: of its classification, and what of its settings is not in force."""
+    """The problems of one moment, by pod: of its classification, and what of its settings is not in force.
+
+    For the pod's part of the document, `bypassctl why` and the lists. The node's list (`reconciler.daemon.status`), its
+    metrics and alerts have the same facts from the same sources.
+    """
 
     def __init__(self, agent: Agent) -> None:
         self._limits = agent.control.owner_check.limits

@@ -37,7 +37,7 @@ _SPREAD: Final = 0.2
 """Nodes that start together request at different times. The interval only grows by it."""
 _LONGEST_S: Final = 300.0
 _RETRY_S: Final = 120.0
-"""At most: half of the usual load, and nothing else shows that rights were given back."""
+"""The longest delay after failures: half of the usual load. Nothing else shows that rights were given back."""
 _NOT_INSTALLED_S: Final = 300.0
 """A group of kinds that the API server does not know costs a second request each time."""
 _NO_KIND: Final = " (its kind is not installed)"
@@ -230,6 +230,7 @@ class NodeSettingsReader:
             batch.delete(META, NODE_SETTINGS)
         else:
             batch.put(META, NODE_SETTINGS, row)
+        # From before the write: where the store is replaced meanwhile, the next reading stores them again.
         self._generation, self._unsaved = self._store.generation, False
         try:
             await in_worker(self._store.apply, batch, limiter=self._lane)

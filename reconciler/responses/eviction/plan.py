@@ -118,7 +118,7 @@ class PendingRequest(Struct, frozen=True):
 
 
 class EvictionPlanState(Struct, frozen=True, kw_only=True):
-    """What is remembered between passes. Only ``past`` is kept over a restart (`limits.kept`, `initial_state`)."""
+    """What is remembered between passes. Only ``past`` is kept over a restart (`saved_history`, `initial_state`)."""
 
     started_s: float
     past: EvictionHistory = EvictionHistory()
@@ -135,7 +135,7 @@ class EvictionPlanState(Struct, frozen=True, kw_only=True):
 
 
 def initial_state(frame: SampleFrame, past: EvictionHistory = EvictionHistory()) -> EvictionPlanState:  # noqa: B008  # a frozen value
-    """The memory of a daemon that starts now; ``past`` from `limits.restored`."""
+    """The memory of a daemon that starts now; ``past`` from `load_history`."""
     return EvictionPlanState(started_s=frame.at_s, past=past)
 
 

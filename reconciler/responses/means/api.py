@@ -243,9 +243,10 @@ class ApiEviction:
     async def _find_version(self) -> str:
         """The version of Eviction in the core group's list; the newest if the list has none.
 
-        Before 1.22 it may be v1beta1. The list of policy proves nothing: 1.21 has v1 for budgets only.
+        Before 1.22 it may be v1beta1.
         """
         if self._version is None:
+            # The list of policy proves nothing: 1.21 has v1 for budgets only.
             answer = await self._api.request("GET", _CORE, most=_LISTED)
             try:
                 listed = decoded(_decode_resources, answer.body).resources if answer.ok else []

@@ -114,7 +114,7 @@ class EvictionWork(Protocol):
 
 
 class EvictionMethod(Protocol):
-    """One way to end a pod. `end` may be called for several pods at once."""
+    """One way to end a pod. `terminate` may be called for several pods at once."""
 
     @property
     def means(self) -> EvictionMethodName: ...

@@ -1,7 +1,4 @@
-"""Signals to the processes of one pod, and to no other process.
-
-A process id may be reused by another process. So: open the process (pidfd), then check whether the pod's own group
-still lists its id; only then is the opened process the listed one.
+"""Signals to the processes of one pod, and to no other process, although a process id may be reused by another one.
 
 Source: pidfd_open(2), pidfd_send_signal(2), proc(5).
 """
@@ -110,7 +107,8 @@ class PodTermination:
     ) -> set[int]:
         held = [handle for pid in pids if (handle := self._hold(pid)) is not None]
         try:
-            # Read after the processes were opened: a number that was reused meanwhile is not in the group.
+            # Read after the processes were opened (pidfd): only then is the opened process the listed one. A number
+            # that was reused meanwhile is not in the group.
             members = set(group.pids()) if held else set()
             sent = set[int]()
             for handle in held:
