@@ -355,6 +355,7 @@ LARGEST_HEADER: Final = 64 << 10
 """Bytes of a header before a member's own: a long name, or pax records."""
 _LONGEST_NAME: Final = 1_024
 _LONGEST_NUMBER: Final = 20
+"""Digits: those of 2^64."""
 _HEADERS: Final = 4
 """Such headers before one member: a long name, a long link, pax records."""
 _DEEPEST: Final = 40

@@ -178,7 +178,7 @@ def _report(private: str) -> Mapping[str, object]:
 def _alert(private: str, kind: str, part: str) -> bool:
     """Whether the sink has an alert of this kind, whose key has this part; a dry run's does not count."""
     for line in lines_of(_text(f"{private}/{_ALERTS}")):
-        with suppress(ValueError):
+        with suppress(ValueError):  # the last line may be half written
             alert = json.loads(line)
             if alert["kind"] == kind and part in alert["key"] and alert["labels"].get("mode") != "dry_run":
                 return True
@@ -347,4 +347,5 @@ def _write_report(private: str, report: Mapping[str, object]) -> None:
     path = f"{private}/{_REPORT}"
     with open(f"{path}.new", "w", encoding="utf-8") as file:
         json.dump(report, file)
+    # Whole at each moment: the parent reads it meanwhile.
     os.replace(f"{path}.new", path)

@@ -20,7 +20,7 @@ _LARGEST: Final = 256 * 1024 * 1024
 _SAFE: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/:,@")
 _UNUSABLE: Final = frozenset({400, 404, 405, 413})
 _BUSY: Final = frozenset({429, 503})
-"""Other clients have the daemon's answers: it has one for this client in seconds."""
+"""The daemon answers other clients now, and this one within seconds."""
 _RETRY_S: Final = 2.0
 
 

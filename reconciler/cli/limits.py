@@ -28,7 +28,7 @@ _MOST_GROUPS: Final = 200
 OWN_LIMIT: Final = "its own limit (resources.limits.cpu)"
 OWN_SUM: Final = "its own limit (the sum of its containers)"
 OTHERS: Final = "another program"
-"""How a quota's owner begins that is neither bypassd's nor recorded for the pod."""
+"""The owner of a quota that is neither bypassd's nor recorded for the pod: its text begins so."""
 ROUNDED_MILLI: Final = 10
 """systemd rounds a quota up to 10 ms of CPU time in a second."""
 _LEAST: Final = 0.005

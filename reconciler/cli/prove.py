@@ -220,10 +220,12 @@ def _disk(hierarchy: Hierarchy, directory: str) -> tuple[bool, str]:
 
 def _written(stack: ExitStack, fd: int, group: TrialGroup | None) -> int:
     """How much one process writes in the time of a trial, at most `_MOST_BYTES`. Bytes."""
+    # Shared with the child.
     seen = mmap.mmap(-1, mmap.PAGESIZE)
     stack.callback(seen.close)
 
     def work() -> None:
+        # At a page's start: O_DIRECT takes no other memory.
         buffer = mmap.mmap(-1, _CHUNK)
         buffer.write(b"b" * _CHUNK)
         total = 0

@@ -64,7 +64,7 @@ _LONGEST_S: Final = 8 * 86400.0
 """The state file has no earlier hours."""
 _RESOURCES: Final = {"cpu": ("milli", CPU_MILLI), "memory": ("bytes", MEMORY_BYTES)}
 _LARGEST: Final = "most_missing"
-"""What no hour adds to."""
+"""A maximum: hours are not added."""
 
 
 class GateState(StrEnum):

@@ -52,7 +52,7 @@ def fetch_pod(
 
 
 def sought(wanted: str, root: str) -> str:
-    """What the daemon is to look for: more than it may be meant, never less; empty: all pods."""
+    """The text for the daemon's search, which may find more pods than are meant, never fewer; empty: all pods."""
     text = _without_kind(wanted[:_LONGEST])
     path = text if text.startswith("/") else _cgroup_of_pid(text, root)
     uid = uid_in(path)[0] if path is not None else None
@@ -82,9 +82,9 @@ def find_pod(
     """The one pod of the document that ``wanted`` names; see `FORMS`. An exact name is before the start of one.
 
     The document has at least ``pods``, ``files`` and ``history``: removed pods are found by uid. ``root``: of the node
-    whose ``/proc`` is read for a PID. ``titles``: those of all pods, where the document has not all. ``removed``: by
-    the name that the history or an ended eviction has, too, the last pod of that name, unless a pod of the node is
-    meant. Errors: `CliError` with `Exit.AMBIGUOUS` and the list, or with `Exit.NOT_FOUND` and the nearest names.
+    whose ``/proc`` is read for a PID. ``titles``: those of all pods, where the document has not all. ``removed``: find
+    a removed pod also by the name that the history or an ended eviction has: the last of that name, unless a pod of the
+    node is meant. Errors: `CliError` with `Exit.AMBIGUOUS` and the list, or `Exit.NOT_FOUND` and the nearest names.
     """
     everyone = _all(body) if not removed else _with_names(_all(body), body)
     pods = [pod for pod in everyone if namespace is None or pod.get("namespace") == namespace]

@@ -12,7 +12,7 @@ from reconciler.runtime.streams import complain
 
 STYLES: Final = {"interfered": "bad", "suspect": "warn", "unknown": "dim", "ok": "ok"}
 SHOWN: Final = {"suspect": "suspected"}
-"""Verdicts whose name in the document is another word's on the screen: a suspect is who slows the victim down."""
+"""Verdicts that have another name on the screen, where a *suspect* is the pod that slows the victim down."""
 OUTCOMES: Final = {"done": "ok", "gone": "ok", "refused": "warn", "abandoned": "dim", "failed": "bad"}
 _ONLINE: Final = frozenset({"shared", "dedicated"})
 _ENDED: Final = 3

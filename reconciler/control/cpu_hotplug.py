@@ -229,4 +229,4 @@ def _parsed(text: str) -> CpuSet:
     try:
         return CpuSet.parse(text)
     except ValueError:
-        return EMPTY
+        return EMPTY  # what the owner wants is not known: no CPU is given back

@@ -160,6 +160,7 @@ class PeakPredictor:
         plan, slices = self._plan(), TimeSlice()
         own = {} if plan is None else own_milli(plan.pools)
         readings: list[PodReading] = []
+        # A copy: a pass may change the pods at the checkpoint.
         for pod in list(self._inventory.pods.values()):
             if not pod.pod_class.online:
                 continue

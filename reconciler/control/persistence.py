@@ -145,6 +145,6 @@ def read_unexamined(store: Store) -> Unexamined:
             try:
                 groups = decoded(_decode_groups, row)
             except ValueError:
-                return None
+                return None  # not known which: all of them
             return None if groups is None else frozenset(groups)
     return frozenset()

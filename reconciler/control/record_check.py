@@ -101,6 +101,7 @@ class LimitCheck:
             found |= self._narrowed(path, path, spared=reserved)
         for qos in (QosClass.BURSTABLE, QosClass.BESTEFFORT):
             found |= self._narrowed(self._layout.qos(qos), self._layout.qos(qos))
+        # A copy: a pass may change the pods at a checkpoint below.
         for pod in list(pods.values()):
             found |= self._narrowed(pod.title, pod.group.path, pod.uid)
             found |= self._partitioned(pod)
@@ -419,6 +420,7 @@ class OwnerCheck:
 
 def _places(pods: Mapping[str, Pod]) -> Iterator[_OwnerPlace]:
     """The groups with processes of containers that the runtime has finished with, but for pause containers."""
+    # A copy: the caller lets passes run between two groups.
     for pod in list(pods.values()):
         containers = tuple(
             item

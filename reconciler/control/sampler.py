@@ -47,6 +47,7 @@ from state.pod_index import derived, index_of
 
 _MEMORY_LOG: Final = get_log("memory_sampler")
 _OLD_S: Final = 10.0
+"""To the law of BE's memory an older reading is unknown."""
 _LOG: Final = get_log("sampler")
 _ASLEEP_MILLI: Final = 20
 """Up to this use BE work counts as asleep."""

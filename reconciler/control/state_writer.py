@@ -29,6 +29,7 @@ from state.store import StoreBatch
 from state.summary import pod_facts
 
 _FLUSH_S: Final = 2.0
+"""A crash loses about so much of the history."""
 _CHECK_S: Final = 10.0
 """How often the store is checked for damage."""
 _CHECK_ALL_S: Final = 3600.0

@@ -31,9 +31,9 @@ async def event_feed(
 ) -> tuple[dict[str, object], Iterator[dict[str, Any]], float]:
     """The events after a number of a ``run``, or since a time (seconds since the epoch), and how to go on.
 
-    ``run`` and ``next``: for the next request. ``missing``: events in between that are no longer in memory; of those
-    since a time: beyond the largest number of one answer. Without both there are none: only what is to come. The
-    events are made one by one, for a caller that lets others run. With them the CPU time of the thread (seconds).
+    Returns the head; the events, made one by one so that the caller can let others run; and the CPU time of the thread
+    (seconds). In the head ``run`` and ``next`` are for the next request, and ``missing`` is how many events in between
+    are no longer in memory, or more than `MOST`. Without a number and a time there are no events: only those to come.
     """
     log = agent.record.ledger.events
     lost, spent_s = 0, 0.0

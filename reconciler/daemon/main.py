@@ -61,6 +61,7 @@ _STUCK_S: Final = 20.0
 """A pass that takes longer than this means that the loop is blocked."""
 _BEAT_S: Final = 1.0
 _SETTLE_S: Final = 3.0
+"""After this time the memory that only the start needed is returned to the kernel."""
 _RENEW_S: Final = 60.0
 """The least time between two renewals of the agent: a kubelet that flaps costs the node no more than this."""
 _RESTORE_S: Final = 30.0

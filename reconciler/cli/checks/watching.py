@@ -33,6 +33,7 @@ _WAITING: Final = frozenset({"cpu.wait", "cpu.wait_milli", "cpu.wait_own", "cpu.
 _COUNTED: Final = frozenset({"cpi", "llc.misses"})
 _CACHE: Final = frozenset({"llc.occupancy", "memory.bandwidth"})
 _LATENCY: Final = "service.latency"
+# Capabilities by their numbers in linux/capability.h; the last two are SETGID and SETUID.
 _KILL: Final = 5
 _NET_ADMIN: Final = 12
 _SYS_RESOURCE: Final = 24

@@ -19,6 +19,7 @@ from state.model import Hold, PodClass
 DO_NOT_EVICT: Final = "bypassd/do-not-evict"
 _CRITICAL: Final = frozenset({"system-node-critical", "system-cluster-critical"})
 _CRITICAL_PRIORITY: Final = 2_000_000_000
+"""That of system-cluster-critical; a class of a user's own has at most half of it."""
 _NAMES: Final = msgspec.json.Decoder(list[str]).decode
 _POLICY: Final = "koordinator.sh/eviction-policy"
 

@@ -20,6 +20,7 @@ from reconciler.runtime.cooperative import TimeSlice
 _BATCH: Final = 64
 """Processes held at once: each is an open file."""
 _KERNEL_THREAD: Final = 0x00200000
+"""Source: include/linux/sched.h, PF_KTHREAD."""
 _NO_PIDFD: Final = frozenset({errno.ENOSYS, errno.EPERM})
 
 
