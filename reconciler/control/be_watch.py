@@ -1,10 +1,4 @@
-"""BE containers that do what no limit holds back, or that a limit holds back too long.
-
-`StartWatch`: starts that wait for CPU time because a quota of bypassd throttles them are an alert, and counted.
-
-`RealtimeWatch`: neither the idle class of a pod nor a quota limits real-time threads. Only a container with
-CAP_SYS_NICE, or a real-time limit of its own, can have them.
-"""
+"""BE containers that no limit holds back (`RealtimeWatch`), or that a limit holds back too long (`StartWatch`)."""
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from itertools import islice
@@ -34,7 +28,10 @@ _MOST: Final = 1000
 
 @final
 class RealtimeWatch:
-    """Searches BE pods for real-time threads, and reports them. Changes none: a thread's policy was set on purpose.
+    """Searches BE pods for real-time threads, which neither the idle class nor a quota limits, and reports them.
+
+    Only a container with CAP_SYS_NICE, or a real-time limit of its own, can have them. Changes none: a thread's policy
+    was set on purpose.
 
     ``found``: how many pods had real-time threads so far.
     """
@@ -151,7 +148,7 @@ class _WatchedStart(NamedTuple):
 
 @final
 class StartWatch:
-    """Searches for starts that a quota delays, and reports them. ``late``: how many starts were late so far."""
+    """Searches for starts that a quota of bypassd delays, and reports them. ``late``: how many were late so far."""
 
     def __init__(self, reconciler: Reconciler, usage: UsageReader) -> None:
         self._reconciler = reconciler

@@ -1,9 +1,8 @@
 """cgroup v2: a controller that was taken out of ``cgroup.subtree_control`` on the way to the containers.
 
-A group has a controller's files only where every directory above passes the controller on. The kubelet enables cpu,
-cpuset and memory once, at its start; systemd takes out what its units do not use whenever it realizes one below its own
-slices, and then every CPU set below no longer exists, unnoticed by kubelet and runtime. Each whole pass checks the
-directories from the root to the pods, and puts the controller back in kubepods and below.
+A group has a controller's files only where every directory above passes the controller on. systemd takes out what its
+units do not use whenever it realizes one below its own slices: every CPU set below no longer exists then, unnoticed by
+kubelet and runtime. Each whole pass checks the directories, and puts the controller back in kubepods and below.
 
 Source: kernel documentation, admin-guide/cgroup-v2 (top-down constraint, no internal process constraint).
 """
@@ -25,7 +24,7 @@ from state.model import Pod, SourceStatus
 
 NAME: Final = "cgroup controllers"
 NEEDED: Final = ("cpu", "cpuset", "memory")
-"""What a kubelet enables for every pod."""
+"""What a kubelet enables for every pod, once, at its start."""
 _OFTEN: Final = 3
 """A directory that lost its controllers this often within `_OFTEN_S` is only reported: another program removes them."""
 _OFTEN_S: Final = 3600.0

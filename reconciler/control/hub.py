@@ -1,8 +1,7 @@
 """What flows upwards: events of the parts below, for those that are made after them.
 
 Every other dependency points down: a part gets what it needs when it is made. The hub is made first and handed down, so
-that a source can publish before the parts exist that use its events. A topic calls its subscribers within the call, in
-the order in which they subscribed, which is the order in which the parts are made.
+that a source can publish before the parts exist that use its events.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +25,10 @@ P = ParamSpec("P")
 
 @final
 class Topic(Generic[P]):
-    """One kind of event. Subscribers must not wait: a source reads no other event meanwhile."""
+    """One kind of event. Subscribers are called at once, in the order in which they subscribed: that of their making.
+
+    They must not wait: a source reads no other event meanwhile.
+    """
 
     def __init__(self) -> None:
         self._subscribers: tuple[Callable[P, object], ...] = ()

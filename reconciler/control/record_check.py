@@ -1,11 +1,8 @@
 """Compares what records say of containers with the kernel's files: a record protects nothing that the kernel denies.
 
-`OwnerCheck`, exclusive CPUs: the kubelet's checkpoint and bypassd's own plan say which CPUs a container has alone; its
-CPU set file and those of every other container say whether that is so. A difference that lasts is handed to the
-inventory, and the plan protects the CPUs where the container runs.
-
-`LimitCheck`, limits, CPU sets and groups of the runtime's records: kubelet and policies use the record; what is in
-force is the file. A difference that lasts is a condition of the node, which names both values. Nothing is written.
+`OwnerCheck`: exclusive CPUs, by the kubelet's checkpoint and bypassd's own plan. A difference that lasts is handed to
+the inventory, and the plan protects the CPUs where the container runs. `LimitCheck`: limits, CPU sets and groups, by
+the runtime's records. A difference that lasts is a condition of the node. Nothing is written.
 """
 
 import os

@@ -1,10 +1,7 @@
 """Closes the node to new BE pods while a shortage lasts, and opens it again. Pure.
 
-Between squeeze and evict. While the node is closed, headroom is 0, and the node's object in the cluster has a mark
+While the node is closed, headroom is 0, and the node's object in the cluster has a mark
 (`reconciler.actuators.node_mark`). What runs on the node is not changed.
-
-Causes are the shortages for which evictions are enforced, and the steps ``close`` of enforced rules. The node is closed
-at once, opened when there has been no cause for ``reopen_s``, and after ``longest_s`` whatever the causes are.
 
 Source: Crane's "disable scheduling" (a node condition and a PreferNoSchedule taint). Differences: the causes are the
 shortages of evictions and not water marks of its own, it has an age, and the mark is removed after a crash.
@@ -112,7 +109,10 @@ def causes_of(pressures: Iterable[Shortage], enforced: Iterable[str], ladder: Es
 def advance(
     state: ClosingState, causes: Mapping[str, str], now: tuple[float, float], config: ClosingConfig, *, off: str = ""
 ) -> tuple[ClosingState, ClosingChange | None]:
-    """One moment further. ``now``: the frame's clock, and seconds since the epoch. ``off``: why it must be open."""
+    """One moment further. ``now``: the frame's clock, and seconds since the epoch. ``off``: why it must be open.
+
+    The node is closed at the first cause, and opened after ``reopen_s`` without one, or after ``longest_s``.
+    """
     at_s, _ = now
     if off or not config.enabled:
         return _opened(state, at_s, off or "closing.enabled is false", spent=False)

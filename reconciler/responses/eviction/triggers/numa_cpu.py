@@ -1,10 +1,8 @@
 """A NUMA node uses nearly all of its CPU time, in most of a full ring of samples.
 
-The shortage lasts until a sample is at the lower mark. BE pods are evicted, and online pods where the configuration has
-them.
-
-Unlike Katalyst, whose thresholds come from a list by CPU model, which evicts online pods that are bound to the node,
-and which has no lower mark: the threshold is a share of the node's CPU time, and BE pods are first.
+Differences from Katalyst: the threshold is a share of the node's CPU time, and not from a list by CPU model; the
+shortage lasts until a sample is at a lower mark; BE pods are evicted, and online pods that are bound to the node only
+where the configuration has them.
 
 Source: Katalyst, CPU eviction plugin, NUMA CPU usage.
 """
