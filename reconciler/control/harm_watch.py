@@ -160,6 +160,7 @@ class HarmWatch:
 
     async def round(self, now: float) -> None:
         """Measure, step the law, and mark the node when the result differs."""
+        # The sampler's tick may be due for another law.
         if 0.0 <= now - self._at < self.config().harm.interval_s / 2:
             return
         elapsed_s, self._at, slices = now - self._at, now, TimeSlice()

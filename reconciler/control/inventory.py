@@ -211,7 +211,7 @@ class Inventory:
     def sample(self, uid: str, dirs: PodDirs | None) -> PodChange:
         """Take a fresh listing of one pod's directories (None: there are none) and assemble the pod again."""
         before = self.pods.get(uid)
-        # The tree hands over the same object until a group of the pod comes or goes.
+        # The tree hands over the same object until a group of the pod is made or removed.
         if before is not None and self._dirs.get(uid) is dirs is not None and self._is_read(dirs):
             self.pods[uid] = pod = self._assemble(dirs)
             return PodChange(pod, before, frozenset(), frozenset())

@@ -168,6 +168,7 @@ class NetworkLoop(PeriodicActuator):
                 _LOG.warning(str(exc))
             self._problem = str(exc)
         now, (last, at) = self._clock(), self._last
+        # For a plan between two steps of the law only the pods' redirects are brought up to date.
         if last == (wish, enforce) and now - at < wish.interval_s * EARLY:
             return
         self._last = (wish, enforce), now

@@ -580,7 +580,7 @@ def _preload(config: Config) -> None:
         import reconciler.web.app
         import reconciler.web.server
     if config.apiserver.enabled or config.kubelet.enabled:
-        import encodings.idna  # noqa: F401
+        import encodings.idna  # noqa: F401  # the resolution of a host's name imports it
 
         import httpcore2  # noqa: F401
     if watched(config):

@@ -4,7 +4,7 @@ A rule in shadow regrets a response when the victim was well again before the re
 evaluated: it would have been needless, and would have been credited with the recovery. While it enforces, the ladder
 evaluates every response itself: it helped, or was undone.
 
-    shadow -> enforcing: `days` whole days, of watched time, without regret, with `verdicts` responses, not in a rest
+    shadow -> enforcing: `days` whole days of watched time in a row without regret, with `verdicts` responses, no rest
     enforcing -> shadow: of at least `actions` responses in `days` days more than `undo_percent` were undone, at once;
                          then no day counts for `rest_days`, and twice as long after each further time
 """
