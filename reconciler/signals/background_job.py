@@ -1,7 +1,5 @@
-"""A background job: one slow call at a time in a thread; a later pass takes its result, or detects that it is blocked.
-
-For calls that may block for ever, such as on a file system whose server is down: the thread is then abandoned, no
-second one is started, and the program's end does not wait for it.
+"""A background job: a call that may block for ever runs in a thread; a later pass takes its result, or detects that it
+is blocked, as on a file system whose server is down.
 """
 
 import threading
@@ -39,6 +37,7 @@ class BackgroundJob(Generic[T]):
     def start(self, job: Callable[[], T]) -> bool:
         """Start a job unless there is one; True when it was started. It may raise `OSError` and nothing else."""
         with self._lock:
+            # A blocked call keeps its thread: a second one would only block, too.
             if self._began is not None:
                 return False
             self._began, self._done = time.monotonic(), None
@@ -51,7 +50,7 @@ class BackgroundJob(Generic[T]):
             with self._lock:
                 self._done = done
 
-        # A daemon thread of trio's, without a task that waits for it.
+        # A daemon thread without a task that waits for it: the program's end does not wait for a blocked call.
         trio.lowlevel.start_thread_soon(work, lambda outcome: outcome.unwrap(), self._name)
         return True
 

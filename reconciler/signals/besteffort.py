@@ -22,14 +22,14 @@ SIGNALS: Final = (
 def limit_milli(view: NodeView, pools: Pools) -> int:
     """What BE work can use: all CPUs of its pool, or the quotas on it where they are less.
 
-    The quotas in force in the besteffort directory count, else those of the plan; these, too, where a group inside
-    forbids the directory's: its pods have quotas of their own then.
+    The quotas in force in the besteffort directory count, else those of the plan.
     """
     most = 1000 * len(pools.reclaimed)
     quota_us = view.actual.get((view.besteffort, "cpu.quota"))
     period_us = view.actual.get((view.besteffort, "cpu.period"))
     period = period_us if isinstance(period_us, int) and period_us > 0 else DEFAULT_PERIOD_US
     outside = sum(pools.quota_milli.get(uid, 0) for uid in view.pods) if pools.quota_milli is not None else 0
+    # With a floor, a group inside forbids the directory's quota, and each pod has one by the plan.
     if isinstance(quota_us, int) and quota_us > 0 and view.besteffort not in view.quota_floors:
         return min(most, quota_us * 1000 // period + outside)
     if pools.quota_milli is not None:

@@ -1,4 +1,4 @@
-"""What cumulative counters grew by between two passes, by key: an inode, a process, a device, never a path alone."""
+"""What cumulative counters grew by between two passes, by key: the inode of a group, a process, a device."""
 
 from collections.abc import Hashable
 from operator import sub
@@ -50,6 +50,7 @@ class CounterDelta:
             return None
         interval_s = at_s - before[0]
         if 0.0 <= interval_s < SHORTEST_S:
+            # The older reading remains, so that quick passes still add up to a rate.
             self._now[key] = before
             return None
         self._now[key] = at_s, counts
@@ -81,7 +82,7 @@ def prefixes(*names: str) -> tuple[str, ...]:
 
 def parse_counters(text: str, wanted: tuple[str, ...]) -> list[int | None]:
     """A few numbers of a flat file of many lines; None: not there. A fifth of the time that reading all lines takes."""
-    text = f"\n{text}"
+    text = f"\n{text}"  # a needle begins with a line end, so that no name is found at the end of a longer one
     counters: list[int | None] = []
     for needle in wanted:
         at = text.find(needle)

@@ -1,11 +1,8 @@
 """CPU use by class: counters of the machine and of the pods, combined into one `NodeCpu`.
 
-Where two readings leave a choice, the result gives BE work less, not more: a CPU without a usable difference is busy, a
-pod of unknown class is online, and time that cannot be dated is system use. Idle time while a disk is waited for is the
-one exception (`parse_stat`).
-
-Units: /proc/stat counts ticks, and only shares of them are used, so their length does not matter; pods count
-nanoseconds; results are thousandths of a CPU. Source: kernel documentation, filesystems/proc (1.7, /proc/stat).
+Where two readings leave a choice, the result gives BE work less, not more.
+Units: ticks of /proc/stat, nanoseconds of pods; results are thousandths of a CPU. Source: kernel documentation,
+filesystems/proc (1.7, /proc/stat).
 """
 
 from collections import deque
@@ -48,8 +45,6 @@ class CpuReading(Struct, frozen=True, kw_only=True):
 def parse_stat(text: str) -> dict[int, CpuTicks]:
     """The ``cpuN`` lines of /proc/stat. Offline CPUs have none.
 
-    iowait is idle: a CPU that waits for a disk runs any other task. (rubik counts it as busy, which throttles CPU work
-    because of a disk.) Steal is busy: the hypervisor took that time, so it is not available; no pod accounts for it.
     Errors: `ValueError` without such a line, or with one that is not numbers.
     """
     cpus: dict[int, CpuTicks] = {}
@@ -62,7 +57,10 @@ def parse_stat(text: str) -> dict[int, CpuTicks]:
             # The ninth and tenth are guest time, which is inside user time already.
             name, user, nice, system, idle, *more = line.split()[:9]
             waiting, *rest = map(int, more) if more else (0,)
+            # iowait is idle: a CPU that waits for a disk runs any other task. (rubik counts it as busy, which throttles
+            # CPU work because of a disk.)
             unused = int(idle) + waiting
+            # Steal, in the rest, is busy: the hypervisor took that time, and no pod accounts for it.
             cpus[int(name[3:])] = CpuTicks(int(user) + int(nice) + int(system) + sum(rest), unused)
         except ValueError as exc:
             raise ValueError(f"{shown(line)} is not a CPU line of /proc/stat") from exc
@@ -72,19 +70,17 @@ def parse_stat(text: str) -> dict[int, CpuTicks]:
 
 
 def idle_shares(before: Mapping[int, CpuTicks], after: Mapping[int, CpuTicks]) -> dict[int, float]:
-    """Idle share of each CPU between two readings, 0.0-1.0; a CPU without a usable difference is missing.
-
-    It was just plugged in, its counters fell, or both readings are in one tick.
-    """
+    """Idle share of each CPU between two readings, 0.0-1.0; a CPU without a usable difference is missing."""
     shares: dict[int, float] = {}
     for cpu, now in after.items():
         then = before.get(cpu)
         if then is None:
-            continue
+            continue  # plugged in since
         busy, idle = now.busy - then.busy, now.idle - then.idle
         # iowait may step back by a tick or two on its own; a counter that restarted steps back by far more.
         if -_WOBBLE <= idle < 0:
             idle = 0
+        # Both are 0 where the two readings are in one tick.
         if busy < 0 or idle < 0 or busy + idle == 0:
             continue
         shares[cpu] = idle / (busy + idle)
@@ -103,19 +99,20 @@ def idle_milli(cpu: NodeCpu | None, cpus: CpuSet) -> tuple[float, float] | None:
 def node_cpu(before: CpuReading, after: CpuReading, classes: Mapping[str, PodClass]) -> NodeCpu | None:
     """CPU use between two readings; None when they are too close or in the wrong order.
 
-    Time of a removed pod, or that cannot be dated, is neither side's: it is system use.
+    Time of a removed pod is neither side's: it is system use.
     """
     interval_s = after.at_s - before.at_s
     if interval_s < SHORTEST_S:
         return None
     idle = idle_shares(before.cpus, after.cpus)
+    # A CPU without a usable difference is busy.
     busy = sum(_CPU - int(idle.get(cpu, 0.0) * _CPU) for cpu in after.cpus)
     most_ns = int(interval_s * len(after.cpus) * 1e9)
     used_ns = {True: 0, False: 0}
     for uid, total in after.pods.items():
         then = before.pods.get(uid)
         # New since the last reading, or counted again: the counter is the use since. More than the machine has is older
-        # use that cannot be dated.
+        # use that cannot be dated, and remains system use.
         used = total - then if then is not None and total >= then else total
         if used <= most_ns:
             # A pod of unknown class is online.
@@ -156,8 +153,7 @@ class UseBySide:
     """Online and BE use from the directories' own counters, instead of one read for each pod.
 
     The besteffort directory counts all BE pods and kubepods counts everything, removed pods included; only *odd* pods
-    (BE by label outside besteffort, online ones inside) are read one by one. An odd pod counts on its directory's side
-    until it has been read twice, one sampling interval.
+    (BE by label outside besteffort, online ones inside) are read one by one.
     """
 
     def __init__(self) -> None:
@@ -172,6 +168,7 @@ class UseBySide:
 
         A group that is missing in ``used`` or was counted again adds nothing.
         """
+        # A new odd pod counts on its directory's side until it has been read twice.
         grown = {path: max(0, ns - self._before[path]) for path, ns in used.items() if path in self._before}
         self._before = dict(used)
         reclaimed = grown.get(besteffort, 0)

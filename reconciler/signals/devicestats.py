@@ -1,7 +1,5 @@
 """The kernel's texts about block devices, and which of them are disks: /proc/diskstats, blkio, io.stat.
 
-A request to a stacked device (LVM, md, dm-crypt) is counted there and again on each disk below it. Sums are made over
-the devices that have none below them.
 Source: kernel documentation, admin-guide/iostats, admin-guide/cgroup-v1/blkio-controller, admin-guide/cgroup-v2.
 """
 
@@ -12,6 +10,7 @@ from cgroupfs.bounded import digits
 from cgroupfs.lines import lines_of
 
 _SECTOR: Final = 512
+"""Of /proc/diskstats, whatever the device's own sectors are (kernel documentation, block/stat)."""
 _NOT_DISKS: Final = ("loop", "ram", "zram", "fd", "sr", "nbd")
 _REMEMBERED_S: Final = 60.0
 
@@ -124,6 +123,7 @@ class DiskDevices:
                 return False
             if os.path.exists(f"{path}/partition"):
                 return False
+            # A request to a stacked device (LVM, md, dm-crypt) is counted there and again on each disk below it.
             return not os.listdir(f"{path}/slaves")
         except OSError:
             return True

@@ -1,8 +1,5 @@
 """Free space of the node's file systems: ``nodefs`` (the kubelet's) and ``imagefs`` (the runtime's).
 
-A call to a file system whose server is down blocks for as long as that lasts, so a thread makes it, and no pass waits
-for it: samples are as old as the last result, and a call that does not return causes a problem and no second thread.
-
 **Cost**: one thread every ten seconds a file system. Source: statvfs(3).
 """
 
@@ -33,12 +30,12 @@ class FreeSpace(NamedTuple):
 
 
 def statvfs(path: str, clock: Callable[[], float] = time.monotonic) -> FreeSpace:
-    """Blocks. ``available``: for users without the right to the reserve, as the kubelet counts. Errors: `OSError`."""
+    """Blocks until the file system's server replies. Errors: `OSError`."""
     at_s = clock()
     result = os.statvfs(path)
     return FreeSpace(
         result.f_blocks * result.f_frsize,
-        result.f_bavail * result.f_frsize,
+        result.f_bavail * result.f_frsize,  # without root's reserve, as the kubelet counts
         result.f_files,
         result.f_favail,
         at_s,
@@ -52,7 +49,7 @@ class FileSystems(BaseReader):
         prefix = shared.means.root.rstrip("/")
         self._directories = {name: f"{prefix}{path}" for name, path in shared.means.filesystems.items()}
         self._free_space = free_space
-        # A thread each, so that a blocked file system does not hide the others.
+        # No pass waits for a file system whose server is down; a thread each, so that it does not hide the others.
         self._jobs = {name: BackgroundJob[FreeSpace](f"fs:{name}") for name in self._directories}
         self._spaces: dict[str, FreeSpace] = {}
         self._started: dict[str, float] = {}

@@ -1,10 +1,10 @@
 """Each pod's use of the node's own file systems: its volumes there, its logs, its containers' top layers.
 
-``du`` counts. Counted are the kubelet's file system, and that of the images where it is a separate one: layers there
-have the subject ``pod:UID@fs:imagefs``. Volumes mounted from elsewhere and memory volumes do not fill them.
+``du`` counts on the kubelet's file system, and on that of the images where it is a separate one: layers there have the
+subject ``pod:UID@fs:imagefs``.
 
-**Cost**: one process a minute, and reading the pods' directories. Source: kernel documentation, filesystems/overlayfs;
-the kubelet's directories.
+**Cost**: two processes a minute, which read the pods' directories. Source: kernel documentation,
+filesystems/overlayfs; the kubelet's directories.
 """
 
 import os
@@ -50,12 +50,9 @@ class DirectoryUsage(NamedTuple):
 
 
 def run_du(options: Sequence[str], paths: Sequence[str]) -> str:
-    """Output of ``du``; files that vanish meanwhile are no error. Blocks. Errors: `OSError`.
-
-    In a process of its own, at the lowest priority: walking a million files in a thread of the agent would delay the
-    loop.
-    """
+    """Output of ``du``; files that vanish meanwhile are no error. Blocks. Errors: `OSError`."""
     try:
+        # Walking a million files in a thread of the agent would delay the loop.
         done = subprocess.run(  # noqa: S603  (two programs of the system, with paths of the node's own)
             [*_DU, *options, "--", *paths],
             stdin=subprocess.DEVNULL,
@@ -158,6 +155,7 @@ class DirectoryUsageReader(BaseReader):
             subjects = {imagefs: pod_at(uid, _IMAGES), nodefs: pod_subject(uid)}
             # Each once: a layer is in the mount tables of all processes of its container.
             for path, device in sorted(set(self._found(paths))):
+                # Volumes mounted from elsewhere and memory volumes fill neither file system.
                 if device in subjects:
                     chosen.setdefault(subjects[device], []).append(path)
         everything = [path for paths in chosen.values() for path in paths]

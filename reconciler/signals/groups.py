@@ -1,12 +1,7 @@
 """CPU use and quota throttling of chosen groups: counters become `GroupUse`.
 
-Only groups that an enabled policy needs are read; `sampled` lists them. What cannot be read is missing, what was not
-read for a while ages; neither is zero. A group is identified by its inode, so that a group made again under its old
-path starts without a past.
-
-**Cost**: one stat and two small reads a group on v1 (one on v2), four times a bare read of one file: 10 µs where that
-costs 2.5, so that 500 groups once a second are 0.5 % of one CPU. Files are opened for each reading: keeping them open
-would save half of that, and cost two of the agent's file descriptors for every container.
+Only groups that an enabled policy needs are read; `sampled` lists them.
+**Cost**: one stat and two small reads a group on v1 (one on v2), 10 µs: 500 groups once a second are 0.5 % of one CPU.
 """
 
 from collections.abc import Mapping
@@ -55,11 +50,12 @@ class GroupSampler:
         for path, inode in groups.items():
             before = self._known.get(path)
             if before is not None and inode and before.inode != inode:
-                before = None
+                before = None  # made again under its old path
             try:
+                # Opens the files each time: kept open, they would halve the cost and take two descriptors a container.
                 now = self._usage.read_cpu(path, inode)
             except (CgroupError, InputError):
-                # Removed, or not in the kernel's format: the last reading ages until it expires.
+                # Removed, or not in the kernel's format: the last reading ages until it expires; it is not zero.
                 if before is not None:
                     known[path] = before
                 continue
@@ -110,8 +106,7 @@ def sampled(pods: Mapping[str, Pod], policies: PoliciesConfig, pools: Pools | No
 
     ``shared.measured``: online pods' own directories; else, where BE work overlaps with named pools, those of the pods
     in these. Where the BE budget is several quotas, the groups that have them. ``quota_burst``: the containers that may
-    borrow (none before the first pools, which list those with own CPUs). `quota_turbo`'s are not among them: it reads
-    its own, ten times as often.
+    borrow. Not `quota_turbo`'s: it reads its own, ten times as often.
     """
     measured = policies.shared.enabled and policies.shared.measured
     wanted = {pod.group.path: pod.group.inode for pod in index_of(pods).online} if measured else {}
@@ -120,6 +115,7 @@ def sampled(pods: Mapping[str, Pod], policies: PoliciesConfig, pools: Pools | No
             bound = (pods[uid] for uid in pools.bound if uid in pods)
             wanted |= {pod.group.path: pod.group.inode for pod in bound}
         wanted |= be_quota.measured(index_of(pods).reclaimed, pools, besteffort)
+        # No borrowers before the first pools, which list the containers with own CPUs.
         wanted |= {
             borrower.path: borrower.inode for _, borrower in quota_burst.borrowers(pods, pools, policies.quota_burst)
         }

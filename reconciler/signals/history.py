@@ -1,8 +1,7 @@
 """The near past of every signal: bounded, one series a subject and signal.
 
-A series holds the last `LENGTH` samples at most, so its memory is bounded: 8 bytes a sample, and 8 for its time, which
-most signals of a subject share: they are measured at the frames' own moments. 1 KiB a signal at 120, 2 where the times
-are its own. A subject that is in no frame any more is dropped at once; a pod that returns starts without a past.
+A series holds the last `LENGTH` samples at most: 8 bytes a value, and 8 for its time, which most signals of a subject
+share. 1 KiB a signal at 120, 2 where the times are its own.
 """
 
 from array import array
@@ -97,7 +96,10 @@ class SampleSeries:
 
 @final
 class _Subject:
-    """All series of one subject; ``times``: of those that were in every frame since they began, and of its moment."""
+    """All series of one subject.
+
+    ``times``: shared by the series that each frame had since they began, measured at the frame's own moment.
+    """
 
     __slots__ = ("_length", "_together", "series", "times")
 
@@ -170,6 +172,7 @@ class History:
         """Take a frame's samples; subjects that it does not have are forgotten."""
         known, now = self._subjects, frame.at_s
         if known.keys() != frame.samples.keys():
+            # At once: a pod that returns starts without a past.
             for subject in known.keys() - frame.samples.keys():
                 del known[subject]
         for subject, samples in frame.samples.items():

@@ -1,8 +1,5 @@
 """Finds the cgroups of host workloads: units, paths and docker's containers, never one of the pods.
 
-A group is the kubelet's where it is below the resolved group of all pods, or above it: a name decides nothing, since
-any user who has a subtree of his own may make a group called ``kubepods`` in it.
-
 **Cost**: one listing (10 to 100 µs) for each slice, and for each directory in which a part with a glob is compared; at
 most `_LISTINGS`, of which each entry has its share. Source: systemd.unit(5), systemd.slice(5); dockerd's cgroup-parent.
 """
@@ -185,13 +182,11 @@ class HostGroupFinder:
 
     def _is_pods(self, path: str) -> bool:
         """Whether pods are in it, or it is in a pod."""
+        # By the whole path: any user who has a subtree may make a group called ``kubepods`` in it.
         return f"{path}/".startswith(f"{self._kubepods}/") or f"{self._kubepods}/".startswith(f"{path.rstrip('/')}/")
 
     async def _units(self, slices: TimeSlice) -> dict[str, str]:
-        """Units by path, with the tree of each: in slices only.
-
-        What is below a service or scope may be a user's (``user@1000.service``), who chooses its names.
-        """
+        """Units by path, with the tree of each: in slices only."""
         units: dict[str, str] = {}
         for tree in self._trees:
             self._left = _LISTINGS // len(self._trees)
@@ -204,6 +199,7 @@ class HostGroupFinder:
                         if not name.endswith(UNITS) or path == self._kubepods or len(units) >= _UNITS:
                             continue
                         units.setdefault(path, tree)
+                        # Below a service or scope a user may choose the names (``user@1000.service``).
                         if name.endswith(".slice"):
                             deeper.append(path)
                     await slices.checkpoint()

@@ -1,7 +1,7 @@
 """Measures host workloads with the readers of pods' signals: each group is given to them as if it were a pod's.
 
 What has no CPU counter of its own (a user's processes; on cgroup v1 a unit without CPU accounting) is measured by its
-processes' times. A user's entry has no pressure, disk counters or limits, as these are of groups. Nothing is written.
+processes' times. Nothing is written.
 
 **Cost**: a tenth of a millisecond a group and pass (64 entries with 256 groups: 23 ms), 2 to 3 µs a process (of a
 user's one read of 10 µs more); a listing of a group's processes every five seconds, of the groups every ten, and of all
@@ -180,6 +180,7 @@ class HostMeter:
         await self._list(now, slices)
         self._shared.begin(now)
         sheet = SampleSheet()
+        # A user's processes have no pressure, disk counters or limits: these are of groups.
         groups = {key: part.pod for key, part in self._parts.items() if part.group is not None}
         every = {key: part.pod for key, part in self._parts.items()}
         for reader in self._readers:
@@ -390,7 +391,8 @@ def _wait_percent(parts: Sequence[Mapping[str, Sample]]) -> float:
 
 
 def _as_pod(key: str, group: HostGroup | None) -> Pod:
-    """For the readers of pods' signals; it is in no inventory. A later group of that name is another one to them."""
+    """For the readers of pods' signals; it is in no inventory."""
+    # Readers know a group by its inode: a later group of that name is another one to them.
     inode = 0 if group is None else hash((group.directory, group.inode)) & ((1 << 62) - 1)
     path = _NOWHERE if group is None else group.path
     return Pod(

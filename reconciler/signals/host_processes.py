@@ -1,11 +1,7 @@
-r"""The processes of host workloads: of their groups, or of a user wherever they are but in pods.
+"""The processes of host workloads: of their groups, or of a user wherever they are but in pods.
 
-A user's process is a pod's where its group is below the resolved group of all pods. The user ids that /etc/subuid gives
-a user are his, too: any process of his may take them.
-
-A listed process is identified by its pid and start time: with another start time it is another process, and no
-longer counted. Source: proc(5) (/proc/PID/stat, status and cgroup), subuid(5); the kernel escapes line ends in a
-process' name, and no other control character: lines end at ``\n`` alone.
+A listed process is identified by its pid and start time: with another start time it is another process.
+Source: proc(5) (/proc/PID/stat, status and cgroup), subuid(5).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -58,7 +54,8 @@ def parse_process_status(text: str) -> HostProcessStatus:
     """Of /proc/PID/status. Errors: `ValueError` without user ids."""
     uids: tuple[int, ...] = ()
     cpus, threads = EMPTY, 1
-    # Not splitlines: a name may hold \v, which would begin a line of the process' own choice.
+    # Not splitlines: the kernel escapes line ends in a process's name, but not \v, which would begin a line of the
+    # process's own choice.
     for line in text.split("\n"):
         key, _, value = line.partition(":\t")
         if key == "Uid" and not uids:
@@ -78,10 +75,8 @@ def parse_process_status(text: str) -> HostProcessStatus:
 
 
 def is_pod_process(text: str, kubepods: str) -> bool:
-    """Whether a process is a pod's, by its /proc/PID/cgroup: in the kubelet's own tree in any hierarchy.
-
-    By the whole path: only root can put a process into that tree, and any user with a subtree can name a group so.
-    """
+    """Whether a process is a pod's, by its /proc/PID/cgroup: in the kubelet's own tree in any hierarchy."""
+    # By the whole path: only root can put a process into that tree, but any user with a subtree can name a group so.
     paths = (line.split(":", 2)[2] for line in text.split("\n") if line.count(":") >= 2)
     return any(f"{path}/".startswith(f"{kubepods}/") for path in paths)
 
@@ -125,6 +120,7 @@ class HostProcesses:
             uid = parse_passwd(self._text("etc/passwd"), name)
         if uid is None:
             return ()
+        # Any process of his may take the ids of /etc/subuid.
         return range(uid, uid + 1), *parse_subuid(self._text("etc/subuid"), {name, str(uid)})
 
     def _text(self, file: str) -> str:

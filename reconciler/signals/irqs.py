@@ -1,9 +1,6 @@
 """CPUs that serve the interrupts of chosen network interfaces: each packet interrupts work on them.
 
-Interrupts that are moved (irqbalance) are detected within a minute; a past choice of CPUs is not changed for them.
-
 **Cost**: one listing and two directories an interface, and one read of 3 µs an interrupt, once a minute.
-
 Source: kernel documentation, ABI/testing/sysfs-bus-pci (``msi_irqs``) and core-api/irq/irq-affinity.
 """
 
@@ -17,6 +14,7 @@ from cgroupfs.log import get_log
 
 _LOG: Final = get_log("irqs")
 EVERY_S: Final = 60.0
+"""Interrupts that irqbalance moves are detected by then; a past choice of CPUs is not changed for them."""
 _CARRIERS: Final = 2
 """Where ``msi_irqs`` may be: at the device itself, or at the bus device that carries it (virtio); above are bridges."""
 _MOST: Final = 4096

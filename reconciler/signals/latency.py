@@ -1,8 +1,6 @@
 """`service.latency` of pods from programs, HTTP requests and services' own metrics, each at its own interval.
 
-Every target has a task of its own, so that a slow or blocked one delays no other, and reading takes the results so far.
-A sample ages until the next one; a target that fails is unknown at once, with the reason, and is measured at growing
-intervals until it succeeds. Where a result is of several pods together, each of them has it, with confidence 0.5.
+A sample ages until the next one. Where a result is of several pods together, each of them has it.
 """
 
 from collections.abc import Callable, Mapping
@@ -133,6 +131,7 @@ class LatencyReader(BaseReader):
             if key not in self._running:
                 scope = trio.CancelScope()
                 self._running[key] = _Running(target, scope)
+                # A task each: a slow or blocked target delays no other.
                 nursery.start_soon(self._repeat, target, scope, name=target.title)
 
     async def _repeat(self, target: ProbeTarget, scope: trio.CancelScope) -> None:
@@ -155,6 +154,7 @@ class LatencyReader(BaseReader):
         except SourceError as exc:
             # Else the target was removed meanwhile, and has no entry any more.
             if not scope.cancel_called:
+                # Unknown at once; it does not age.
                 self._results.pop(target.key, None)
                 self._failures[target.key] = str(exc)
             return False
