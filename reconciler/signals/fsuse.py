@@ -167,7 +167,7 @@ class DirectoryUsageReader(BaseReader):
                 sum(sizes[path] for path in paths), sum(inodes.get(path, 0) for path in paths), at_s
             )
             for subject, paths in chosen.items()
-            # A directory that went while it was counted makes the whole pod unknown, for it may have been the largest.
+            # A directory removed while it was counted makes the whole pod unknown: it may have been the largest.
             if all(path in sizes for path in paths)
         }
 
@@ -177,6 +177,7 @@ class DirectoryUsageReader(BaseReader):
             try:
                 first = os.readlink(f"{self._root}/proc/1/ns/user")
             except PermissionError:
+                # Process 1's takes the right to trace it (proc(5)).
                 first = os.readlink(f"{self._root}/proc/self/ns/user")
             return os.readlink(f"{process}/ns/user") == first
         except OSError:

@@ -30,17 +30,16 @@ _FIELD: Final = re.compile(r"^ +(?:pages )?(free|min|low|high|managed) +(\d{1,20
 def parse_node_meminfo(text: str) -> int:
     """What one NUMA node could give, in bytes, from its ``meminfo``: a hint for the CPUs of new work.
 
-    It is what is free, half of the file pages on the reclaim lists and half of the reclaimable slab. That is the lower
-    bound of the kernel's own estimate: MemAvailable counts those lists less the smaller of half of them and the low
-    watermark. It needs no watermarks, which only /proc/zoneinfo has, zone by zone, and errs to the safe side: a node
-    that is skipped for lack of memory costs less than CPUs away from their memory.
-
+    It is what is free, half of the file pages on the reclaim lists and half of the reclaimable slab.
     Errors: `ValueError` when a line is missing: nothing is known then, and half of it is useless.
     """
     numbers = {name: int(kib) << 10 for name, kib in _LINE.findall(text)}
     missing = [name for name in ("MemFree", *_HALVED) if name not in numbers]
     if missing:
         raise ValueError(f"no line {', '.join(missing)} in a NUMA node's meminfo")
+    # The lower bound of the kernel's MemAvailable, which counts those lists less the smaller of half of them and the
+    # low watermark (only /proc/zoneinfo has that). Too low is the safe side: a node that is skipped for lack of memory
+    # costs less than CPUs away from their memory.
     return numbers["MemFree"] + sum(numbers[name] for name in _HALVED) // 2
 
 

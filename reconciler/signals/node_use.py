@@ -1,8 +1,7 @@
 """Use of the node and of each pod as means of some minutes, for a report to the cluster.
 
 Counters are read when a report is due, not each second: two files of the machine and three of each pod, in slices.
-Units: thousandths of a CPU; bytes without page cache that can be dropped. What cannot be read of a pod leaves the pod
-out: Koordinator's manager then counts its request.
+Units: thousandths of a CPU; bytes without page cache that can be dropped.
 """
 
 import time
@@ -122,7 +121,7 @@ class NodeUseMeter:
         interval_s = now.at_s - before.at_s
         ns = grown(before.pods.get(key), now.pods.get(key))
         if ns is None or memory_bytes is None or interval_s <= 0:
-            return None
+            return None  # left out of the report: Koordinator's manager then counts the pod's request
         assert pod.namespace is not None
         assert pod.name is not None
         return PodUse(

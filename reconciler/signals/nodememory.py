@@ -1,7 +1,6 @@
 """Memory of the node and of each NUMA node: what is free, where the watermarks are, and what reclaim does.
 
-Free memory and page cache are read each pass from meminfo, of the machine and of each NUMA node. ``memory.total`` is
-ordinary memory, without huge pages (`state.memory`).
+``memory.total`` is ordinary memory, without huge pages (`state.memory`).
 
 **Cost**: 60 µs for the node, 20 µs a NUMA node, 50 µs with huge pages. Source: proc(5); kernel documentation,
 admin-guide/sysctl/vm.

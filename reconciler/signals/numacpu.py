@@ -1,8 +1,7 @@
 """CPU use of each NUMA node, and which pods run on one node only.
 
-A node's use is that of its online CPUs, by the same sampler as the machine's and the pools'. Control groups have no
-count of CPU time by node that both versions report, so a pod's use is entered for a node only where all of its CPUs
-are there: then all of its use is. The subject is its part of that node, ``pod:UID@numa:0``.
+A node's use is that of its online CPUs, by the same sampler as the machine's and the pools'. The subject of a pod's use
+is its part of that node, ``pod:UID@numa:0``.
 
 **Cost**: no file; 6 µs a pod and 20 µs a node of 64 CPUs.
 """
@@ -45,8 +44,8 @@ class NumaCpu(BaseReader):
         for uid, pod in view.pods.items():
             use = sheet.get(pod_subject(uid), "cpu.use")
             own = only_node(pod_cpus(pod, view, scene.pools), topology) if use is not None else None
-            # Of a pod whose CPUs are on several nodes nothing is entered: the scheduler may move its tasks to an idle
-            # one.
+            # cgroups count no CPU time by node in both versions: only where all of the pod's CPUs are on one node, all
+            # of its use is. On several, the scheduler may move its tasks to an idle one.
             if use is not None and own is not None:
                 sheet.put(pod_at(uid, f"numa:{own}"), "cpu.numa_use", use)
             await slices.checkpoint()

@@ -110,8 +110,8 @@ class OnlineWait:
     ) -> dict[str, PodWaiting] | None:
         """One round. ``first``: uids that are read in any case; None: unknown, see ``problem``.
 
-        A pod is in the result from its second reading on; one that its own quota stops is not, as BE work does not
-        cause that wait. ``listed``: the processes of those of ``pods`` that are host workloads.
+        A pod is in the result from its second reading on, unless its own quota stops it. ``listed``: the processes of
+        those of ``pods`` that are host workloads.
         """
         self._listed = listed
         now = self._clock()
@@ -135,6 +135,7 @@ class OnlineWait:
             read += len(together)
             for pod, delays in self._delays(together, now, left):
                 reached += bool(delays)
+                # BE work does not cause the wait of a pod that its own quota stops.
                 if (
                     delays
                     and (waiting := self._enter(pod.uid, delays)) is not None
@@ -204,6 +205,7 @@ class OnlineWait:
         for pod in pods:
             pids = self._listed[pod.uid] if pod.uid in self._listed else self._processes.get(pod, now)
             room = min(_PER_POD, most)
+            # Other processes each round, so that a pod of many is read as a whole in time.
             if len(pids) > room:
                 begin = self._turn * room % len(pids)
                 pids = [*pids[begin:], *pids[:begin]][:room]

@@ -1,8 +1,7 @@
 """`cpi` and `llc.misses` of online pods: cycles, instructions and cache misses counted for some seconds of each minute.
 
 A few pods are counted at a time, the pod that has waited longest first, within a bound on open descriptors. A sample is
-of the whole window and is valid until the next; it ages meanwhile. Its confidence is the part of the pod's time in
-which it had the counters, which others (the NMI watchdog, profilers) may use, too.
+of the whole window and is valid until the next; it ages meanwhile.
 
 **Cost**: on 2 CPUs 0.2 ms to open and 0.2 ms to close a pod's 6 counters, mostly interrupts of the CPU that counts:
 below 0.01 % of a CPU for 100 pods a minute. While a pod is counted, each switch of its CPUs between groups costs more.
@@ -172,6 +171,7 @@ class PerfReader(BaseReader):
             self._enter(sheet, key.uid, known, now)
 
     def _enter(self, sheet: SampleSheet, uid: str, known: _PerfResult, now: float) -> None:
+        # Others (the NMI watchdog, profilers) may have had the counters for a part of the pod's time.
         values, confidence = known.counts.values, known.counts.coverage
         done = values.get(self._instructions.name, 0.0)
         if done <= 0:

@@ -1,7 +1,6 @@
 """Counts one pod's events for a while: opened on some CPUs, read once, closed. And probes what this machine can count.
 
-Synchronous, for a worker thread: opening and closing interrupts the CPU that counts, and the kernel patches itself for
-the first event of a machine.
+Synchronous, for a worker thread.
 """
 
 import errno
@@ -174,6 +173,7 @@ def rotate(
             directory = os.open(start.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 opened[start.key] = PerfWindow(calls, events, directory, start.cpus)
+            # The kernel's events hold the cgroup themselves.
             finally:
                 os.close(directory)
         except OSError as exc:

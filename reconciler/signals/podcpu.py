@@ -1,12 +1,8 @@
 """CPU use and throttling of each pod, from the counters of its own groups and of its containers'.
 
-A pod is throttled by its own quota where its directory or one of its containers' exceeded one; throttling by a
-directory above (besteffort, with the budget of BE work) is separate: `Throttling.above_ns` is caused neither by the pod
-nor by a neighbour.
+A pod is throttled by its own quota where its directory or one of its containers' exceeded one.
 
-**Cost**: one read of 4 µs a pod and one for each group but sandboxes'. All of them each time, quota or not: a limit
-that was set a second ago would otherwise look like a neighbour's effect.
-
+**Cost**: one read of 4 µs a pod and one for each group but sandboxes'.
 Units: nanoseconds inside, the catalog's outside. Source: kernel documentation, scheduler/sched-bwc.
 """
 
@@ -27,8 +23,9 @@ SIGNALS: Final = ("cpu.use", "cpu.throttled", "cpu.throttled_milli")
 class Throttling(NamedTuple):
     """What quotas kept from a pod since the pass before: CPU time of all its groups together, in nanoseconds.
 
-    One group's throttled time is summed over CPUs, so it may exceed the interval. ``complete`` False: a group could not
-    be read, so there may be more.
+    One group's throttled time is summed over CPUs, so it may exceed the interval. ``above_ns``: by a directory above
+    (besteffort, with the budget of BE work), caused neither by the pod nor by a neighbour. ``complete`` False: a group
+    could not be read, so there may be more.
     """
 
     interval_s: float
@@ -153,7 +150,8 @@ class PodCpu(BaseReader):
         """
         share, own_ns, complete = 0.0, 0, stat is not None
         readings = [(pod.group, at_s, stat)]
-        # The runtime gives a sandbox no quota.
+        # The runtime gives a sandbox no quota. All others are read, quota or not: one that was set a second ago would
+        # otherwise look like a neighbour's effect.
         groups = [container.group for container in pod.workload]
         readings += [(group, self._clock(), self._stat(group.path)) for group in groups]
         for group, read_s, item in readings:

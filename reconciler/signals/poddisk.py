@@ -1,7 +1,6 @@
 """Disk reads and writes of each pod: io.stat on v2, the blkio throttling counters on v1.
 
-v1 counts writes of the page cache in the root group: a pod's buffered writes are only in v2's numbers. **Cost**: one
-read a pod on v2, two on v1; two for each container on v1 kernels without the recursive files.
+**Cost**: one read a pod on v2, two on v1; two for each container on v1 kernels without the recursive files.
 """
 
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, S
 from state.model import Pod
 
 SIGNALS: Final = ("disk.read", "disk.write", "disk.ops")
+# v1 counts writes of the page cache in the root group: a pod's buffered writes are only in v2's numbers.
 _BYTES: Final = "blkio.throttle.io_service_bytes"
 _OPS: Final = "blkio.throttle.io_serviced"
 _EMPTY: Final = ("", "Total 0\n")

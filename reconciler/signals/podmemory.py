@@ -1,8 +1,5 @@
 """Memory of each pod from its group's counters: in use, anonymous, the limit, refaults, scanning, limits hit, kills.
 
-v1 counts limits hit (``memory.failcnt``) and kills (``memory.oom_control``) by group, not for what is below it, so
-those of the containers are added up; v2 counts both for a whole subtree. v1 does not count scanning by group at all.
-
 **Cost**: a read each of usage, statistics and limits a pod, 1-5 µs; where a refault or the anonymous memory is wanted,
 ``memory.stat`` is half of it. Source: kernel documentation, admin-guide/cgroup-v1/memory and admin-guide/cgroup-v2.
 """
@@ -168,6 +165,7 @@ class PodMemory(BaseReader):
             counts = ((high or 0) + (most or 0),)
             return _rate(self._events.grown(_key(pod.group), self._clock(), counts))
         total: float | None = None
+        # ``memory.failcnt`` counts for the group only, not for what is below it.
         for group in _groups(pod):
             hit = self._number(self._places(group.path), "memory.failcnt")
             rate = _rate(self._events.grown(_key(group), self._clock(), (hit,)))
@@ -205,7 +203,7 @@ class PodMemory(BaseReader):
     def _read_kills(self, pod: Pod, *, killed: bool) -> int | None:
         """Kills in the pod since the previous pass. A container that started since then began at 0."""
         total, known = 0, False
-        # v2 counts for the subtree: the containers' own counts are in the pod's.
+        # v1's ``memory.oom_control`` counts for the group only; v2 counts for the subtree.
         for group in _groups(pod) if self._version == 1 else (pod.group,):
             key = _key(group)
             # The node's own count has not moved: no group's has.

@@ -1,7 +1,7 @@
 """Received and sent bytes of each pod, from the counters of its own network namespace (/proc/<pid>/net/dev).
 
-A pod on the host's network has no traffic of its own and is left out. A process's namespace is read once; the loopback
-device is not the network. **Cost**: one read of about 10 µs a pod. Source: proc(5); network_namespaces(7).
+A pod on the host's network is left out. **Cost**: one read of about 10 µs a pod. Source: proc(5);
+network_namespaces(7).
 """
 
 import os
@@ -103,6 +103,7 @@ class PodNet(BaseReader):
                 if known is None or pid != known.pid:
                     known = _Namespace(pid, os.stat(f"{self._root}/proc/{pid}/ns/net").st_ino)
                 if known.inode == self._host:
+                    # No traffic of its own.
                     return known, None
                 text = self._proc_files.read(f"{self._root}/proc/{pid}/net", "dev")
             except OSError:

@@ -1,10 +1,9 @@
 """The NUMA node of each pod's anonymous memory, from its group's ``memory.numa_stat``.
 
-The subject is the pod's part of that node, ``pod:UID@numa:0``; on a machine with one node nothing is entered, as the
-pod's whole is the same.
+The subject is the pod's part of that node, ``pod:UID@numa:0``.
 
-**Cost**: one read a pod in five seconds: the kernel adds up the counters of every group below, for each node. Source:
-kernel documentation, admin-guide/cgroup-v1/memory (5.6) and admin-guide/cgroup-v2.
+**Cost**: one read a pod in five seconds. Source: kernel documentation, admin-guide/cgroup-v1/memory (5.6) and
+admin-guide/cgroup-v2.
 """
 
 import re
@@ -18,6 +17,7 @@ from state.evidence import pod_at
 
 SIGNALS: Final = ("memory.numa_rss",)
 _EVERY_S: Final = 5.0
+"""Not each pass: at a read the kernel adds up the counters of every group below, for each node."""
 _FILE: Final = "memory.numa_stat"
 # v1 counts pages, and its plain "anon" is of the group only, without what is below it.
 _LINES: Final = {
@@ -87,6 +87,7 @@ class PodNuma(BaseReader):
                 continue
             self._last[uid] = last
             at_s, by_node = last
+            # The whole of the pod is the same on a machine with one node.
             if len(by_node) > 1:
                 for node, size in by_node.items():
                     sheet.put(pod_at(uid, f"numa:{node}"), "memory.numa_rss", size, age_s=max(0.0, now - at_s))

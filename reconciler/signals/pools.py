@@ -1,8 +1,7 @@
 """The CPU pools as wholes: their CPUs, how busy those are, and how many tasks want them.
 
-Waiting by CPU is in /proc/schedstat where the kernel was built with it: it counts everything that runs there, system
-work and BE pods included. Elsewhere it is the sum over the pool's own pods, which misses both. Throttling is subtracted
-either way.
+Waiting is that of the pool's CPUs in /proc/schedstat, where the kernel was built with it, else the sum over the pool's
+pods. Throttling is subtracted either way.
 
 **Cost**: one read of 1 µs a CPU and scheduling domain, each pass; every five seconds on machines of more than 64 CPUs.
 Source: kernel documentation, scheduler/sched-stats.
@@ -32,7 +31,7 @@ SIGNALS: Final = (
 )
 _WAITING: Final = frozenset({"cpu.wait", "cpu.wait_milli", "load.runnable"})
 _PROXY: Final = 0.5
-"""Confidence of the sum over a pool's pods."""
+"""Confidence of the sum over a pool's pods: it misses system work, and BE pods of another pool."""
 _MANY: Final = 64
 """CPUs beyond which /proc/schedstat is read each `_MANY_EVERY_S` only."""
 _MANY_EVERY_S: Final = 5.0

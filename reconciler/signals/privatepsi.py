@@ -1,9 +1,9 @@
 """Groups in a private cgroup2 hierarchy for the pods of a pure v1 node, so that their pressure is counted. Opt-in.
 
-A thread makes them and moves the pods' processes into them. A pod's pressure is valid once all of its processes are in.
+A thread makes them and moves the pods' processes into them.
 
-**Cost**: for the node, the kernel stops all forks and exits for 8-20 ms at the first attach after a while, so that
-processes are attached only if there are any; for the pods, one more level of accounting at each task switch.
+**Cost**: for the node, the kernel stops all forks and exits for 8-20 ms at the first attach after a while; for the
+pods, one more level of accounting at each task switch.
 """
 
 import math
@@ -119,6 +119,7 @@ class PrivateGroups:
                         f"processes of pods are in {foreign} of the cgroup2 hierarchy, which another program manages"
                     )
                 elif foreign is None:
+                    # Valid only now that all of the pod's processes are in.
                     directories[uid] = self._tree.directory(uid)
         except CgroupError as exc:
             # What was made is good; the rest of the pods is not known.
@@ -133,6 +134,7 @@ class PrivateGroups:
         missing = listed - self._tree.pids(uid)
         # A process that has ended and waits for its parent is listed by v1, and moves nowhere.
         stuck = self._stuck.get(uid, set()) & missing
+        # No attach without need: it may stop all forks and exits of the node.
         if missing == stuck:
             return None
         attached = self._tree.attach(uid, missing - stuck, path)

@@ -1,7 +1,4 @@
-"""A probe that is a program: run as an ordinary user; its output is the number.
-
-Programs of different probes run side by side, as many as `reconciler.signals.latency.LatencyReader` allows.
-"""
+"""A probe that is a program: run as an ordinary user; its output is the number."""
 
 import errno
 import os
@@ -20,7 +17,7 @@ MOST_OUTPUT: Final = 64 * 1024
 
 @final
 class CommandSource:
-    """`ProbeSource`. ``slots`` bounds how many programs run at once; waiting for one takes nothing of the time."""
+    """`ProbeSource`. ``slots`` bounds how many programs of all probes run at once."""
 
     def __init__(self, target: ProbeTarget, slots: trio.CapacityLimiter) -> None:
         config = target.probe.command
@@ -35,6 +32,7 @@ class CommandSource:
     async def measure(self) -> ProbeResult:
         title, name = self._target.title, self._target.argv[0]
         try:
+            # Waiting for a slot does not count as the program's time.
             async with self._slots:
                 done = await self._program.run(self._target.probe.timeout_s)
         except OSError as exc:

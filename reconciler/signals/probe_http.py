@@ -1,8 +1,4 @@
-"""A probe that is a GET request: the time until the response, or the number in it.
-
-One connection for each target is kept, so that the measured time is the service's and not that of connecting; with
-``connect`` each request makes its own, and that counts. The body is read to its end either way.
-"""
+"""A probe that is a GET request: the time until the response, or the number in it."""
 
 from collections.abc import Mapping
 from typing import Final, final
@@ -25,7 +21,7 @@ _LATE: Final = 0.5
 
 @final
 class HttpProbeClient:
-    """One URL with its credentials: a kept connection."""
+    """One URL with its credentials. The kept connection leaves the time of connecting out of the measurement."""
 
     def __init__(self, target: ProbeTarget, config: HttpProbe | PrometheusProbe) -> None:
         base, self._path, _ = split_url(target.url)

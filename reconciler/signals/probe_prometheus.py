@@ -1,8 +1,6 @@
 """A probe that is a metric: the service's own histogram, summary or gauge, scraped where the pod exports it.
 
-A histogram's counters only grow, so a quantile is of the requests between two scrapes; the first scrape has no result.
-Matching series are added up, each after accounting for its restarts. Between scrapes without a request the value is
-missing: the sample then ages, and the service's latency is unknown.
+A histogram's counters only grow, so a quantile is of the requests between two scrapes.
 """
 
 import math
@@ -142,6 +140,7 @@ class PrometheusSource:
         if hist is None:
             raise ValueError(f'{self._config.select} has no bucket le="+Inf", or no other')
         value = quantile(hist, self._config.quantile)
+        # None without a request since the last scrape: the last sample ages.
         return ProbeResult(None) if value is None else ProbeResult(value * self._factor, self._confidence(hist))
 
     def _since(self, now: dict[int, dict[float, float]]) -> dict[float, float] | None:
@@ -151,6 +150,7 @@ class PrometheusSource:
             return None
         total: dict[float, float] = {}
         for key, counts in now.items():
+            # Each series for itself: a restart of one is no restart of the sum.
             for bound, count in grown(before.get(key), counts).items():
                 total[bound] = total.get(bound, 0.0) + count
         return total

@@ -1,8 +1,8 @@
 """The processes of each pod, as its groups list them.
 
 Listed again every few seconds, at once where a process has ended, a container was added or removed, or there was none
-yet: a listing costs 10 µs a group; a process that is not listed yet counts for nothing. Source: kernel documentation,
-admin-guide/cgroup-v1/cgroups (cgroup.procs) and admin-guide/cgroup-v2 (threaded).
+yet. **Cost**: 10 µs a group and listing. Source: kernel documentation, admin-guide/cgroup-v1/cgroups (cgroup.procs) and
+admin-guide/cgroup-v2 (threaded).
 """
 
 from collections.abc import Collection, Iterator

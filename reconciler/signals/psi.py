@@ -1,8 +1,7 @@
 """Pressure of the node and of each pod, from the kernel's stall totals between two passes and not its averages.
 
 A pod's files are in its directory in the cgroup2 tree, in the v1 cpuacct directory of vendor kernels (``psi_v1=1``), or
-in a private cgroup2 mount (`reconciler.signals.privatepsi`). CPU pressure includes the pod's own throttling, which is
-subtracted.
+in a private cgroup2 mount (`reconciler.signals.privatepsi`).
 
 **Cost**: three reads of 1-3 µs a pod. Units: percent of wall time. Source: kernel documentation, accounting/psi.
 """
@@ -181,6 +180,8 @@ class Psi(BaseReader):
         throttling = self._quotas.throttling(uid) if self._quotas is not None else None
         if throttling is None:
             return percent, 1.0
+        # Throttled time is summed over CPUs and pressure is not: with several CPUs stopped at once too much is
+        # subtracted, rather than that the effect of a quota is attributed to a neighbour.
         own = min(percent, 100.0 * throttling.cpus)
         return percent - own, max(_LEAST, 1.0 - own / percent)
 
@@ -229,11 +230,9 @@ class Psi(BaseReader):
             return False
 
     def _is_readable(self, directory: str) -> bool:
-        """Whether one of the three files can be read: a backport may lack some.
-
-        By reading: an existing file may still fail with "not supported".
-        """
+        """Whether one of the three files can be read: a backport may lack some."""
         for resource in PressureResource:
+            # By reading: an existing file may still fail with "not supported".
             try:
                 parse_totals(self._files.read(directory, f"{resource}.pressure"))
             except (OSError, ValueError):

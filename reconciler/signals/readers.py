@@ -2,7 +2,7 @@
 
 A reader probes this kernel and machine, gives a reason for each signal that is unavailable, and leaves out what it
 cannot measure. It reads control files in the loop, a millisecond at a time (`reconciler.runtime.cooperative`); anything
-slower runs in a thread or a task of its own. Its state is keyed by inode or start time, never by path only, and
+slower runs in a thread or a task of its own. Its state is keyed by inode or start time, as paths are used again, and
 dropped for removed subjects.
 """
 

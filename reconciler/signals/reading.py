@@ -1,7 +1,5 @@
-"""The readers in use: built from the table when a signal of theirs is wanted, and metered.
-
-`reconciler.signals.catalog` has the table. Modules are imported where their readers are built: a signal that is not
-wanted costs neither time nor memory. A reader whose measuring takes its own time has a task as long as it is in use.
+"""The readers in use: built from the table in `reconciler.signals.catalog` when a signal of theirs is wanted, and
+metered. A reader whose measuring takes its own time has a task as long as it is in use.
 """
 
 import time
@@ -110,6 +108,7 @@ class MeteredReader:
         await self.reader.aclose()
 
 
+# Imported by path when built: a signal that is not wanted costs neither time nor memory.
 _BUILDERS: Final[Registry[Callable[[SharedReaders], Reader]]] = Registry(
     "signal reader", object, *((row.name, row.path) for row in READERS)
 )

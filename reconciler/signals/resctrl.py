@@ -1,6 +1,5 @@
 """Cache occupancy and memory bandwidth of control groups and pods, from resctrl's counters, as rates.
 
-A control group's counters include those of its monitoring groups, so that the sum over control groups is the machine.
 Synchronous, for a worker thread.
 """
 
@@ -67,11 +66,7 @@ class ResctrlSampler:
         return ResctrlUsage(at_s=now, groups=groups, pods=pods)
 
     def _gone(self, control: str, numbers: Mapping[str, int]) -> list[MonitorReading | None]:
-        """Counts of monitoring groups that have left a control group since the last reading; None: unknown.
-
-        They have left its sum, too: they are subtracted from the previous reading, and with an unknown one the interval
-        is unknown.
-        """
+        """Counts of monitoring groups that have left a control group since the last reading; None: unknown."""
         readings: list[MonitorReading | None] = []
         for path, inode in self._inside.get(control, {}).items():
             if numbers.get(path) != inode:
@@ -98,6 +93,8 @@ class ResctrlSampler:
             since = now
         self._first[path] = reading.inode, since
         before = self._before.get(path)
+        # A monitoring group that has left is no longer in the control group's sum, so that it is subtracted from the
+        # previous reading; with an unknown one the interval is unknown.
         bandwidth_rates = rates(before if before is None or not gone else without(before, gone), reading)
         if name and now - since < FRESH_S:
             return {
@@ -127,6 +124,7 @@ def contention(
     of_be: dict[int, float] = {}
     for domain in domains:
         known = {name: values[domain].total_s for name, values in use.groups.items() if domain in values}
+        # A control group's counters include its monitoring groups': the sum over control groups is the machine.
         whole = sum(value for value in known.values() if value is not None)
         # One unknown group: so is its domain, and reported as such (``blind``).
         if None in known.values():

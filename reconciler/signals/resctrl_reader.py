@@ -1,7 +1,6 @@
 """`llc.occupancy` and `memory.bandwidth` from resctrl's counters, as the resctrl actuator has read them.
 
-Nothing is read here: with two readers each counter would need a last reading for each of them, and monitoring groups
-are the actuator's. So these signals exist while the policy ``cache`` is enabled, as old as its last sweep.
+These signals exist while the policy ``cache`` is enabled, as old as its last sweep.
 """
 
 from collections.abc import Mapping
@@ -31,6 +30,7 @@ class ResctrlReader(BaseReader):
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         """Enter what is known of the pods that there are, and the machine's bandwidth where all of it is known."""
+        # Not read here: the monitoring groups are the actuator's, and a second reader would need last readings, too.
         use = self._newest()
         if use is None or use.at_s is None:
             return

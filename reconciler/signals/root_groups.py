@@ -1,10 +1,8 @@
 """Groups directly below the root of the CPU hierarchy, besides the pods': weight, CPU use, and waiting for a CPU.
 
-The use is read once a second, a counter of each group (3 us). Waiting is the pressure of the group where the kernel has
-that (cgroup v2, and hybrid), else, by taskstats, that of its process that waited most.
-
-On cgroup v1 services have a group there only with CPU accounting (systemd's ``DefaultCPUAccounting``, or a unit that
-has it). Without it their processes are in the root group.
+The use is read once a second, a counter of each group (3 µs). Waiting is the pressure of the group where the kernel has
+that (cgroup v2, and hybrid), else, by taskstats, that of its process that waited most. On cgroup v1 services have a
+group there only with CPU accounting (systemd's ``DefaultCPUAccounting``, or a unit that has it).
 
 Source: kernel documentation, accounting/psi, accounting/taskstats, admin-guide/cgroup-v1/cpuacct and cgroup-v2.
 """

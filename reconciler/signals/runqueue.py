@@ -1,9 +1,5 @@
 """Wait of each pod's tasks in a run queue: by taskstats for whole processes, else by schedstat by thread.
 
-A task that its own quota (or a directory's above) stops is in the run queue as well: the kernel counts it as waiting,
-in every version (measured on 6.18: one spinner with a quota of 20 % waits 80 % of the time). That part is estimated
-(`own_wait_ns`) and subtracted; ``cpu.wait_own`` has it. A task is counted when it gets the CPU, not while it waits.
-
 Units: nanoseconds inside. Source: kernel documentation, accounting/taskstats and scheduler/sched-stats
 (/proc/<pid>/schedstat).
 """
@@ -25,7 +21,7 @@ from state.model import Pod
 
 SIGNALS: Final = ("cpu.wait", "cpu.wait_milli", "cpu.wait_own", "cpu.delay")
 _QUIET: Final = 0.5
-"""Confidence where no task got a CPU: a task that has waited all the time is not counted yet."""
+"""Confidence where no task got a CPU: the kernel counts a wait when the task gets the CPU, not while it waits."""
 _LEAST: Final = 0.1
 """Confidence where throttling explains all of the waiting."""
 _ESTIMATE: Final = 0.8
@@ -226,6 +222,8 @@ class RunQueue(BaseReader):
     def _without_quota(self, pod: Pod, scene: SampleContext, sums: _WaitSum, interval_s: float) -> PodWait:
         throttling = self._quotas.throttling(pod.uid) if self._quotas is not None else None
         own_ns = 0
+        # A task that a quota stops is in the run queue, too: the kernel counts it as waiting, in every version
+        # (measured on 6.18: one spinner with a quota of 20 % waits 80 % of the time).
         if throttling is not None and throttling.cpus:
             cpus = len(pod_cpus(pod, scene.view, scene.pools))
             own_ns = own_wait_ns(sums.run_ns, sums.wait_ns, interval_s, throttling.cpus, cpus)
@@ -246,10 +244,8 @@ class RunQueue(BaseReader):
         sheet.put(subject, "cpu.wait_own", waited.own_ns / per_ms, confidence=_ESTIMATE if waited.own_ns else 1.0)
 
     def _coverage(self, sheet: SampleSheet, subject: str, waited: PodWait) -> float:
-        """Which part of the pod's CPU time its known processes explain; small uses are all noise.
-
-        The use of a process between the last sample and its end is lost.
-        """
+        """Which part of the pod's CPU time its known processes explain; small uses are all noise."""
+        # The use of a process between the last sample and its end is lost.
         used = sheet.get(subject, "cpu.use")
         known = waited.run_ns / 1e6 / waited.interval_s
         if used is None or used < 50.0 or known >= 0.9 * used:

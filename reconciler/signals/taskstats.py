@@ -1,9 +1,8 @@
 """Run and wait times of tasks from the kernel, by process: taskstats over a netlink socket of the agent's own.
 
-One reply sums all threads of a process, those that have ended included, in 2 µs and some 50 ns a thread; the socket is
-plain, as the usual library costs seventy times as much a request and 13 MiB to import. Run times and waiting are there
-with delay accounting (``kernel.task_delayacct``) on or off. Waiting counts everything between "may run" and "runs", a
-group stopped by its own quota included.
+One reply sums all threads of a process, those that have ended included, in 2 µs and some 50 ns a thread. Run times and
+waiting are there with delay accounting (``kernel.task_delayacct``) on or off. Waiting counts everything between "may
+run" and "runs", a group stopped by its own quota included.
 
 Needs CAP_NET_ADMIN and the first network namespace. Source: kernel documentation, accounting/taskstats and
 accounting/taskstats-struct; include/uapi/linux/taskstats.h.
@@ -57,11 +56,13 @@ class Taskstats:
 
     def __init__(self) -> None:
         try:
+            # Plain: pyroute2 costs seventy times as much a request, and 13 MiB to import.
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _GENERIC)
         except OSError as exc:
             raise SourceError("taskstats", f"no netlink socket: {exc.strerror}") from exc
         try:
             self._socket.bind((0, 0))
+            # The kernel replies before ``send`` returns: a reply that is not there yet was dropped.
             self._socket.setblocking(False)
             self._family = self._family_id()
             delays = self.query([os.getpid()])
@@ -92,9 +93,8 @@ class Taskstats:
         raise ValueError("no family id in the kernel's answer")
 
     def query(self, pids: Sequence[int]) -> dict[int, Delays]:
-        """What these processes have run and waited; those that have ended are missing.
+        """What these processes have run and waited; those that have ended are missing. Nothing here waits.
 
-        The kernel replies before ``send`` returns, so nothing here waits.
         Errors: `OSError` for what stops all queries (EPERM, ENOBUFS).
         """
         delays: dict[int, Delays] = {}
