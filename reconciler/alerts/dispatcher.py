@@ -3,8 +3,7 @@
 `send` never waits and never fails, whatever state disk and network are in.
 
 **Durable alerts** are in the store until every sink has taken them or has given up: delivered at least once. A row is
-written before the first delivery, and removed after the last one. A daemon that crashes between delivery and removal
-sends again, with the same id. While the store cannot be written, rows are in memory only, and that is reported.
+written before the first delivery, and removed after the last one.
 """
 
 import time
@@ -386,6 +385,7 @@ class AlertDispatcher:
             await self._soon.wait()
             count = len(self._staged)  # what is staged while this is written is not in it
             good = await self._queue.flush()
+            # Also while the store cannot be written: they are in memory only then, and that is reported.
             for _ in range(count):
                 self._offer(self._staged.popleft())
             if not good:

@@ -51,10 +51,8 @@ class Incident(Struct, frozen=True, kw_only=True):
 
 
 def sanitize(alert: Alert) -> Alert:
-    """The alert with texts that every sink can write, of bounded length and safe to print at any destination.
-
-    The texts may be from a process, a pod or the name of a file; a sink may be a terminal, a log or a chat.
-    """
+    """The alert with texts that every sink can write, of bounded length and safe to print at any destination."""
+    # Texts may be from a process, a pod or the name of a file; a sink may be a terminal, a log or a chat.
     return replace(
         alert,
         key=_line(alert.key),
@@ -73,15 +71,14 @@ def _lines(text: str, longest: int) -> str:
 
 
 def _bounded(shown: str, whole: str, longest: int) -> str:
-    """Receivers have bounds of their own: an escape that is longer than its character counts as what it is."""
+    # An escape counts with its own length, which is longer than its character: receivers have bounds of their own.
     return shown if len(whole) <= longest and len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
 def incident_id(kind: AlertKind, key: str, first_s: float) -> str:
-    """Fingerprint of kind and key, and the first time in milliseconds; both hexadecimal.
-
-    A daemon that crashed before it recorded a delivery makes the same id again, and receivers can drop a duplicate.
-    """
+    """Fingerprint of kind and key, and the first time in milliseconds; both hexadecimal."""
+    # Not random: a daemon that crashed before it recorded a delivery makes the same id again, and receivers can drop a
+    # duplicate.
     fingerprint = hashlib.blake2b(f"{kind.began.value}\0{key}".encode(), digest_size=8).hexdigest()
     return f"{fingerprint}-{max(0, round(first_s * 1000)):x}"
 
@@ -176,7 +173,7 @@ def lines(notices: Sequence[Incident], node: str) -> bytes:
 
 
 def _encode(value: object) -> bytes:
-    # A stored alert may be of a version that did not tidy it so.
+    # A stored alert may be of a version that did not sanitize it.
     return printable_json(msgspec.json.encode(value).decode()).encode()
 
 

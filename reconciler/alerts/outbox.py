@@ -3,8 +3,7 @@
 Every alert that is offered ends in exactly one of the counts of `DeliveryStats`, or is pending. ``now`` is a clock that
 only runs forward; units: seconds.
 
-An alert waits up to ``batch_delay_s`` for others; a critical one is sent at once, with those that wait. Further alerts
-of a delivered incident are sent after ``repeat_s``, with the count; its end and a higher severity like new ones. Of new
+An alert waits up to ``batch_delay_s`` for others; a critical one is sent at once, with those that wait. Of new
 incidents ``per_minute`` are sent, the others counted and reported once, in one notice.
 """
 
@@ -256,6 +255,7 @@ class Outbox:
 
     def _due(self, record: _Record, now: float) -> float:
         alert = record.notice.alert
+        # Repeats of a delivered incident wait, and are sent with the count; its end and a higher severity are news.
         if record.told_at is not None and not record.is_news:
             return max(now, record.told_at + self.rules.repeat_s)
         return now if alert.severity is Severity.CRITICAL else now + self.rules.batch_delay_s

@@ -1,7 +1,6 @@
 """The agent's interface to alerts: counts all, and loads the dispatcher when there is a sink, or a stored alert.
 
-On a node without sinks only this module, the alert's types and the watch of the sources are loaded, and alerts are in
-the daemon's log.
+On a node without sinks alerts are in the daemon's log.
 """
 
 import time
@@ -128,6 +127,7 @@ class AlertService:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         if not self._config.sinks and not await self._left():
             task_status.started()
+            # The dispatcher reports its start, too, and `started` may be called once only.
             task_status = trio.TASK_STATUS_IGNORED
             while not self._config.sinks:
                 await self._changed.wait()

@@ -1,11 +1,9 @@
 """bandwidth: memory traffic is near the machine's peak, or the victim gets much less of it than usual.
 
-Near: the node's traffic against a measured peak (``peak_bps``; the kernel reports none). Collapse: the victim moves
-less than half of its usual bytes while it runs as much as usual. Both count only while BE work moves a significant part
-of the bytes.
+Near: the node's traffic against a measured peak (``peak_bps``; the kernel reports none). Collapse, for machines with an
+unknown peak: the victim moves less than half of its usual bytes while it runs as much as usual.
 
-Source: Heracles (DRAM bandwidth above 90 % of peak takes cores from BE work). The collapse is for machines with an
-unknown peak.
+Source: Heracles (DRAM bandwidth above 90 % of peak takes cores from BE work).
 """
 
 from typing import Annotated, Final
@@ -62,6 +60,7 @@ def evaluate(
     share = 100 * be / whole if whole > 0 else 0.0
     texts.append(f"BE share {percent(share)}")
     bad = (near is not None and near > 1) or (fallen is not None and fallen[1])
+    # Without BE work the victim and other online pods cause it themselves.
     blamed = share >= config.be_percent
     at = max(
         (sight.measured_at(_SIGNAL, text) for text in (sight.subject, NODE) if sight.value(_SIGNAL, text) is not None),

@@ -1,11 +1,9 @@
 """cache: the victim misses the last-level cache more than usual, and has lost its part of it to other pods.
 
 Two signs: misses for each 1000 instructions above a multiple of what is usual for this pod, and a part of the cache
-that has collapsed while the pod runs as much as usual and BE work has a significant part. Where both are measured both
-must agree; a single one is a suspicion.
+that has collapsed while the pod runs as much as usual and BE work has a significant part.
 
-Source: rubik's dynCache (misses decide); its fixed limit of misses cannot identify a scanning program, so here the
-pod's own past is the measure.
+Source: rubik's dynCache (misses decide, by a fixed limit).
 """
 
 from typing import Annotated, Final
@@ -45,6 +43,7 @@ def evaluate(
     signs: list[bool] = []
     missed = change(sight, _MISSES)
     if missed is not None:
+        # A fixed limit, as rubik's, cannot identify a scanning program: the pod's own past is the measure.
         limit = max(config.misses, missed.usual * config.rise_percent / 100)
         texts.append(f"{number(missed.now)} misses per 1000 instructions, usually {number(missed.usual)}")
         signs.append(missed.now > limit)
@@ -64,6 +63,7 @@ def evaluate(
     if not signs:
         return unknown(f"too few samples of {_MISSES} and {_OCCUPANCY}"), paused(memory, sight.now)
     at = max(sight.measured_at(text) for text in (_MISSES, _OCCUPANCY) if sight.value(text) is not None)
+    # Where both signs are measured both must agree.
     held = step(memory, at, config, breached=all(signs), cleared=not any(signs), look_s=sight.patience_s(_MISSES))
     verdict = held.verdict
     # One of two signs is a suspicion, for however long.

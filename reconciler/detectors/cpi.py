@@ -4,7 +4,7 @@ Every minute gives one value: the mean of what was measured in it while the pod 
 workload's usual value is learned from all its pods on this node, kept over restarts, and halved in weight every day. A
 value above mean + 2 sigma is an outlier; three within five minutes are interference.
 
-Without a PMU another measure is used (`MEASURES`), and named in the verdict. Each measure has its own history.
+Without a PMU another measure is used (`MEASURES`), and named in the verdict.
 
 Source: CPI² (Google, EuroSys 2013), the merge as in rubik; what is learned differs (`reconciler.detectors.moments`).
 """
@@ -121,6 +121,7 @@ def evaluate(config: CpiConfig, sight: VictimView, memory: CpiMemory | None) -> 
         return unknown(text), memory
     uid = sight.pod.uid
     past = pods.get(uid)
+    # Each measure has its own history: values of two measures are not comparable.
     if past is None or past.measure != measure.name or past.begun_s > sight.now:
         past = PodPast(measure=measure.name, begun_s=sight.now)
     learned = memory.learned.get(measure.name, CpiBaseline(wall_s=sight.frame.wall_s))

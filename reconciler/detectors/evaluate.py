@@ -1,9 +1,7 @@
 """One rule, one victim, one moment: the verdicts of its detectors become a finding. Pure.
 
-In a group (AND) one ``ok`` is enough for ok, and one ``unknown`` among agreeing others makes it unknown. Between
-groups (OR) the worst counts; an unknown group is skipped while another has a result, so that a rule may offer several
-proofs of which a node has one. A finding remains at least suspected until nothing has been found for ``clear_s``; it is
-not over while a group that found it is unknown, whatever the other groups' result.
+Groups are combined by OR, the detectors of a group by AND (`_group`). A finding remains at least suspected until
+nothing has been found for ``clear_s``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -114,6 +112,7 @@ def evaluate(
             found_by |= {number}
         elif this is _UNKNOWN and number in found_by:
             unmeasured = opinions
+        # The worst group counts. An unknown one is least: a rule may offer several proofs, of which a node has one.
         badness = _BADNESS[this]
         if badness > bad or (badness == bad and worst > severity):
             best, verdict, bad, severity = opinions, this, badness, worst
@@ -123,6 +122,7 @@ def evaluate(
     if verdict is _INTERFERED:
         found_s = now
     elif found_s is not None and verdict is _OK:
+        # Not over while a group that found it is unknown, whatever the other groups' result.
         if unmeasured:
             verdict, best = _UNKNOWN, unmeasured
         elif now - found_s < rule.clear_s:
@@ -152,6 +152,7 @@ def evaluate(
 
 def _group(opinions: Sequence[DetectorVerdict]) -> Verdict:
     verdicts = {opinion.verdict for opinion in opinions}
+    # AND: one ok is enough for ok; one unknown among agreeing others makes it unknown.
     for verdict in (Verdict.OK, Verdict.UNKNOWN, Verdict.SUSPECT):
         if verdict in verdicts:
             return verdict

@@ -1,8 +1,7 @@
 """ewma: the newest sample of a signal is far from the value that its recent past predicts.
 
-Expected is an exponentially weighted mean of the samples before (decay 2 / (N + 1), started with the mean of the first
-ten), the deviation is theirs around it. Outliers in a row are interference; a level that lasts ``relearn_s`` is the new
-normal.
+Expected is an exponentially weighted mean of the samples before, the deviation is theirs around it. Outliers in a row
+are interference; a level that lasts ``relearn_s`` is the new normal.
 
 Source: Caelus (three sigma around an EWMA, which there includes the sample under test).
 """

@@ -1,7 +1,7 @@
 """idle_cores: less CPU time is idle in the victim's pool than a burst of it would need, and BE work uses some of it.
 
 The sizes are those of the policy ``idle_buffer``, which keeps to them ten times a second; this detector reports that it
-could not, or is off. A pool that its own pods fill up is busy, not disturbed.
+could not, or is off.
 
 Source: PerfIso (keep B cores idle always).
 """
@@ -53,6 +53,7 @@ def evaluate(
     if short > 0 and be is None:
         return unknown(f"{text}; cpu.use of BE pods not available"), paused(memory, sight.now)
     least = top * config.be_percent / 100
+    # A pool that its own pods fill up is busy, not disturbed.
     blamed = be is not None and be >= least
     if be is not None:
         text += f"; BE work uses {cpu(be)} there"

@@ -1,8 +1,7 @@
 """memory_events: a process of the victim was killed for lack of memory, or it reads back what reclaim took from it.
 
 Killed: interference at once, unless the pod had filled its own limit. Reading back (refaults) above a limit counts
-while the node as a whole is short of memory: kswapd or, worse, tasks themselves take pages back; or all pods together
-meet the limit that the kubelet has set for them.
+while the node as a whole is short of memory (`_node`).
 
 Source: Katalyst's kswapd and refault thresholds, oomd (kills are the last sign, not the first).
 """
@@ -156,7 +155,7 @@ def _own(sight: VictimView, killed_at: float | None) -> str:
 
 
 def _gap(sight: VictimView) -> float | None:
-    """What the node lacks up to its low watermark, where kswapd rests."""
+    """What the node lacks up to its low watermark, below which kswapd reclaims."""
     low, free = sight.value("memory.low", NODE), sight.value("memory.free", NODE)
     return low - free if low is not None and free is not None and free < low else None
 

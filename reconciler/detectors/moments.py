@@ -1,7 +1,7 @@
 """Mean and deviation learned piece by piece: merged without the samples, and aged so that the old weighs less.
 
-Callers exclude the samples of confirmed interference, but not single outliers. rubik excludes each one above mean + 2
-sigma: that cuts the tail off the distribution, so that sigma shrinks, and ever more healthy samples are outliers.
+Callers exclude the samples of confirmed interference, but not single outliers: without the tail of the distribution
+sigma shrinks, and ever more healthy samples are outliers (rubik excludes each one above mean + 2 sigma).
 
 Source: the incremental merge of CPI² as rubik has it.
 """

@@ -32,12 +32,11 @@ def overlap(ours: str, theirs: str) -> float:
 
 
 def be_use(sight: VictimView, signal: str, *, near: bool = False) -> float | None:
-    """What all BE pods and BE host workloads have of a signal together now.
-
-    None: there are some, and it is measured of none of them.
+    """What all BE pods and BE host workloads have of a signal together now; None: it is measured of none that exists.
 
     ``near``: by the part of each pod's CPUs that the victim runs on.
     """
+    # Without ``near`` it is the same for all online victims, none of which is BE itself.
     if not near and (sight.pod is None or sight.pod.pod_class.online):
         return sight.memo(_be_use, signal)
     return _be_use(signal, sight, near=near)

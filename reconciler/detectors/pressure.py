@@ -1,11 +1,7 @@
 """pressure: a victim (or the node) waits for CPU, memory or disk too much, by the kernel's stall times (PSI).
 
 Two forms. ``above``: avg10 above the limit all the time. ``rising``: avg60 above the limit for as long, avg10 above it
-too, and not falling fast, which would mean that recovery is under way. A stall of one minute that has just ended
-fulfils neither.
-
-The averages of 10 s and 60 s are made from bypassd's own samples, so that node files, cgroup v2 and vendor kernels
-behave the same; ``cpu.pressure`` is without the victim's own throttling already.
+too, and not falling fast. A stall of one minute that has just ended fulfils neither.
 
 Source: oomd (pressure_above, pressure_rising_beyond with its factor 0.85), senpai (averages from stall totals).
 """
@@ -76,6 +72,8 @@ def evaluate(
     series = sight.series(signal, subject)
     if series is None or series.fresh(now, patience) is None:
         return unknown(f"{signal} not available"), paused(memory, now)
+    # Averages of bypassd's own samples are the same for node files, cgroup v2 and vendor kernels, and ``cpu.pressure``
+    # is without the victim's own throttling.
     short = mean(series, now, SHORT_S, patience)
     if short is None:
         return unknown(f"{signal}: less than 10 s of samples"), paused(memory, now)
@@ -87,6 +85,7 @@ def evaluate(
         long, before = mean(series, now, LONG_S, patience), mean(series, now, SHORT_S, patience, _BEFORE_S)
         if long is None or before is None:
             return unknown(f"{signal}: less than 60 s of samples"), paused(memory, now)
+        # Falling fast: recovery is under way.
         falling = short < config.falling_fraction * before
         # oomd times only the long average; the other two conditions must hold at the end of that time.
         breached, ready = long > limit, high and not falling

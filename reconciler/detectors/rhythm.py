@@ -161,17 +161,14 @@ def correlation(levels: CorrelationLevels, uses: Sequence[float]) -> float:
 
 
 def pearson(levels: CorrelationLevels, uses: Sequence[float]) -> float:
-    """Pearson's correlation coefficient; 0.0 where one side does not vary.
-
-    A pod with constant use cannot explain a symptom that varies.
-    """
+    """Pearson's correlation coefficient; 0.0 where one side does not vary."""
     if not uses or not levels.moments.variance:
         return 0.0
     mean = math.fsum(uses) / len(uses)
     distances = list(map(sub, uses, repeat(mean)))
     use = Moments(float(len(uses)), mean, math.fsum(map(mul, distances, distances)) / len(uses))
     if not use.variance or not _varies(use):
-        return 0.0
+        return 0.0  # constant use cannot explain a symptom that varies
     joint = math.fsum(map(mul, levels.distances, distances)) / len(uses)
     return max(-1.0, min(1.0, joint / (levels.moments.sigma * use.sigma)))
 

@@ -1,7 +1,6 @@
 """A rule: which pods are victims, how interference is proved, and which responses are allowed.
 
-``when`` is groups of detectors: in a group all must agree, between groups one is enough. A group that this node cannot
-evaluate (a signal is missing) is skipped while another one can be.
+``when`` is groups of detectors: in a group all must agree, between groups one is enough.
 """
 
 from collections.abc import Mapping

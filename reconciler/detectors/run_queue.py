@@ -2,10 +2,9 @@
 
 Time is cut into windows of 2 s. A window is bad when the waiting's share of waiting and running is above mean + 3 sigma
 of the victim's own healthy past, or above a fixed limit, and the waits are long (`_hurts`). Three bad ones of the last
-five are interference. A window in which the victim's own quota stopped it counts for nothing. The past is learned from
-all windows but those of confirmed interference (`reconciler.detectors.moments`).
+five are interference.
 
-Source: Netflix's run-queue latency (always reported together with throttling); peers have no such detector.
+Source: Netflix's run-queue latency (always reported together with throttling).
 """
 
 from functools import partial
@@ -139,13 +138,11 @@ def _mean(sight: VictimView, signal: str, start: float, end: float) -> float | N
 
 
 def _throttled(config: RunQueueConfig, sight: VictimView, index: int) -> float | None:
-    """The highest percentage of periods throttled by the pod's own quota, in or just before a window.
-
-    Before, because the wait of a task that was stopped at the end of one sample is counted in the next.
-    """
+    """The highest percentage of periods throttled by the pod's own quota, in or just before a window."""
     length = _length(config, sight)
     end = sight.now - index * length
     series = sight.series("cpu.throttled")
+    # Just before, too: the wait of a task that was stopped at the end of one sample is counted in the next.
     return None if series is None else highest(series, end - length - interval_s(sight), end, sight.fresh_s)
 
 
@@ -228,10 +225,8 @@ def _own_words(wait: float, cut: float) -> str:
 
 
 def _hurts(config: RunQueueConfig, wait: float, delay: float | None) -> bool:
-    """Whether the wait is significant: long waits, or shorter ones that are a large part of short requests.
-
-    A service with requests of 0.2 ms never waits for 1 ms on average, and is four times slower all the same.
-    """
+    """Whether the wait is significant: long waits, or shorter ones that are a large part of short requests."""
+    # A service with requests of 0.2 ms never waits for 1 ms on average, and is four times slower all the same.
     return delay is None or delay > config.delay_us / (_SHORTER if wait > config.severe_percent else 1)
 
 

@@ -143,10 +143,7 @@ def _used(
 def _shares(
     parts: Sequence[_SuspectScore], uses: Sequence[Mapping[str, float]], totals: Sequence[float]
 ) -> dict[str, float]:
-    """Each pod's use against the pod with most: of ten with equal use each is as probable as a single one would be.
-
-    A measure of which all pods together have next to nothing is skipped.
-    """
+    """Each pod's use against the pod with most; measures of which all pods have next to nothing are skipped."""
     shares: dict[str, float] = {}
     active: set[str] = set()
     for part, used, total in zip(parts, uses, totals, strict=True):
@@ -157,6 +154,7 @@ def _shares(
             if value >= part.least:
                 active.add(uid)
     most = max(shares.values(), default=0.0)
+    # Not against the sum: of ten with equal use each is as probable as a single one would be.
     return {uid: share / most for uid, share in shares.items() if uid in active}
 
 

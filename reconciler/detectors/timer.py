@@ -1,7 +1,6 @@
 """Breach after a while, clear after another: the timers that detectors with a limit share.
 
-Source: the common shape of the peers' thresholds (breach fast, clear slowly). Differences: time in which nothing was
-measured counts neither for a breach nor for its end, and a breach without a measured end remains one.
+Source: the common shape of the peers' thresholds (breach fast, clear slowly).
 """
 
 from typing import Annotated
@@ -60,6 +59,7 @@ def step(
     false between the limit and the value at which it clears. ``ready`` False: another condition must be true, too,
     before a breach counts.
     """
+    # Time in which nothing was measured counts neither for a breach nor for its end.
     if memory is None or not 0 <= at - memory.at_s <= look_s:
         memory = paused(memory, at)
     since = None

@@ -1,8 +1,6 @@
 """Recent use of pods: read once a frame, for all victims whose suspects are ranked in it.
 
-Victims differ in their bad moments, not in the use of their neighbours: the samples of a pod are taken out of the
-history once, and each victim selects those of its bad moments. Most pods are measured at the same moments; then the
-selection is computed once for all of them.
+Victims differ in their bad moments, not in the use of their neighbours.
 """
 
 from bisect import bisect_left
@@ -78,7 +76,8 @@ class UsesInWindow:
         """Of the samples at about those moments; 0.0 where there are none. Of no moments: of the window."""
         if not self._bad:
             return use.mean()
-        # The object lives as long as `ResourceUses` has it, so that no other one has its id.
+        # Most pods are measured at the same moments: the selection is computed once for all of them. The object lives
+        # as long as `ResourceUses` has it, so that no other one has its id.
         key = id(use.times), use.spacing_s
         pick = self._picks.get(key)
         if pick is None:

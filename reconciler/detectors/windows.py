@@ -1,11 +1,7 @@
 """Windows over the past of a signal, from the agent's own samples: any length, the same on every kernel.
 
 A sample covers the time since the one before it, also where that is two intervals as in a calm time
-(`reconciler.interference.pace`). Samples may be late or missing: a window reports how much of it was covered, and a
-caller that needs more gets None, which is unknown.
-
-The sums are computed again at each evaluation: a running sum drifts, and a recording would not give the same numbers
-from its middle on; sums kept with every sample cost more than they save.
+(`reconciler.interference.pace`). Samples may be late or missing: a window reports how much of it was covered.
 """
 
 from bisect import bisect_right
@@ -43,6 +39,8 @@ def weighed(series: SampleSeries, start: float, end: float, fresh_s: float) -> t
         return None
     first = int(times[0] <= start)
     before = times[0] if first else times[0] - fresh_s / STALE_S
+    # Summed again each time: a running sum drifts, so that a recording would give other numbers from its middle on, and
+    # sums kept with every sample cost more than they save.
     total = seen_s = 0.0
     for at, value in zip(times[first:], values[first:], strict=True):
         if at > end:

@@ -385,10 +385,7 @@ class InterferenceEngine:
 
 
 def _weighed(finding: RuleVerdict, suspects: Sequence[Suspect], sight: VictimView) -> tuple[Suspect, ...]:
-    """Suspects by their possible effect: a pod that used a tenth of the lacking CPU is not the cause.
-
-    Nor is a pod that moved a tenth of what the victim itself moves to and from the disks.
-    """
+    """Suspects by their possible effect: a pod that used a tenth of the lacking CPU is not the cause."""
     measure, most = _measure(finding, sight)
     if not most:
         return tuple(suspects)
@@ -405,6 +402,7 @@ def _measure(finding: RuleVerdict, sight: VictimView) -> tuple[tuple[str, ...], 
     if finding.resource is ContendedResource.CPU:
         return ("cpu.use",), finding.gap or 0.0
     if finding.resource is ContendedResource.IO:
+        # A pod that moved a tenth of what the victim itself moves to and from the disks is not the cause.
         known = [value for name in _MOVED if (value := sight.value(name)) is not None]
         return _MOVED, sum(known)
     return (), 0.0

@@ -2,10 +2,8 @@
 
 One pass each ``interference.sample_s``, fewer while nothing is wrong (`reconciler.interference.pace`), and one at once
 when memory or CPU pressure of the node begins (`reconciler.sources.pressure_events`): readers fill a sheet, the sheet
-and the pods' snapshots (the `PodSnapshot` that verdicts and evictions use, made from the pod of the view) are a
-`SampleFrame`, the engine evaluates it. Its demands reach the groups through the plan like any other setting. What it
-learned (workloads' usual CPI, what has not helped) and since when the node is closed are stored at intervals;
-everything else starts empty with each run.
+and the pods' snapshots are a `SampleFrame`, the engine evaluates it. Its demands reach the groups through the plan like
+any other setting. What `MonitorState` has is stored at intervals; everything else starts empty with each run.
 
 Longer than other modules because a pass, from the readers to what it announces, is read as one sequence.
 """
@@ -419,19 +417,17 @@ class InterferenceMonitor:
         return known[1]
 
     def _created_s(self, pod: Pod, wall_s: float) -> float:
-        """When the pod's directory was made, at the latest ``wall_s``; read once for each inode.
-
-        Only its own chmod or chown moves its ctime; the mtime moves with each container. One of the future is from
-        before the clock was set back: else the pod would be young until the clock has caught up.
-        """
+        """When the pod's directory was made, at the latest ``wall_s``; read once for each inode."""
         known = self._created.get(pod.uid)
         if known is None or known[0] != pod.group.inode:
             try:
+                # Only its own chmod or chown moves a directory's ctime; the mtime moves with each container.
                 made = os.stat(self._hierarchy.trigger_directory(pod.group.path)).st_ctime
             except OSError:
                 made = 0.0
             known = self._created[pod.uid] = pod.group.inode, made
         if known[1] > wall_s:
+            # The clock was set back since: the pod would be young until it has caught up.
             known = self._created[pod.uid] = pod.group.inode, wall_s
         return known[1]
 

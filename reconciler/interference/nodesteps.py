@@ -1,8 +1,7 @@
 """The planner's input beside a recorded frame: the node's view, the plan in force and the configuration, as deltas.
 
 Within a block a field is written when it has changed; of a field by key (pods, CPU use by group, values read of control
-files) only the changed keys. The first step of a block has everything, so that each block can be read alone. Fields are
-those of `NodeView`, `Pools` and `NodePlan` by name: a new field of a view is recorded without a change here.
+files) only the changed keys. The first step of a block has everything, so that each block can be read alone.
 """
 
 from collections.abc import Iterator, Mapping
@@ -95,6 +94,7 @@ _PARTS: Final[Mapping[str, type[Struct]]] = {
 
 
 def _kinds() -> dict[str, Any]:
+    # By the structs' own fields: a new field of a view is recorded without a change here.
     kinds: dict[str, Any] = {}
     for prefix, part in _PARTS.items():
         hints = get_type_hints(part, include_extras=True)

@@ -3,8 +3,7 @@
 A pass costs some milliseconds of CPU time, most of which read what has not changed. Signs are an interfered victim,
 half of a limit that has to be exceeded for a while (`Detector.near`), a measure in force, a shortage, an eviction, and
 an event of memory or CPU pressure, which makes a pass at once. Suspicion by windows of two seconds is none: idle pods
-that wake up a few times a second beside BE work cause it all the time. So what begins without an event is found one
-interval later at most. Units: seconds on the monotonic clock.
+that wake up a few times a second beside BE work cause it all the time. Units: seconds on the monotonic clock.
 """
 
 from typing import Final, final
@@ -32,5 +31,6 @@ class PassPace:
         """Until the next pass; ``sample_s``: the configuration's."""
         if self._signed_at is None or now - self._signed_at < WATCHED_S:
             return sample_s
-        # One that a person has set to more is not doubled.
+        # What begins without an event is found one interval later at most. One that a person has set to more is not
+        # doubled.
         return max(sample_s, min(2 * sample_s, CALM_S))

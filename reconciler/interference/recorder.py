@@ -1,7 +1,6 @@
 """Writes recordings: a block each half minute, by a thread; files rotate; the oldest are removed.
 
-A recording is optional: data that a full disk or a missing directory does not take is lost and counted. That is logged
-once, and again when writing works again; nothing ever waits for it.
+A recording is optional: data that a full disk or a missing directory does not take is lost and counted.
 """
 
 import os

@@ -2,10 +2,9 @@
 
 A file begins with a line that names its kind and version. Then follow blocks: length and CRC-32 of the rest (4 bytes
 each, big-endian), and zlib over msgpack. The first of them is what durable detectors had learned by then (a file of
-version 1 has none); each other one is a list of rows, one a frame. Within a block the name of a subject or signal is
-written once, so is the list of signals that a subject has, and a pod's snapshot when it has changed, so that each block
-can be read without those before it. From version 3 on a row has the planner's input, too (`NodeStep`). A torn last
-block (the daemon or the machine stopped) is the end of the recording.
+version 1 has none); each other one is a list of rows, one a frame, that can be read without the blocks before it.
+Within a block the name of a subject or signal is written once, so is the list of signals that a subject has, and a
+pod's snapshot when it has changed. From version 3 on a row has the planner's input, too (`NodeStep`).
 
 Units and meanings are those of `state.evidence` and `state.model`. No value is masked: labels and annotations may
 contain private texts of their owners.
@@ -198,7 +197,7 @@ def read(file: BinaryIO, name: str) -> Iterator[RecordedItem]:
         size = int.from_bytes(lead[:4], "big")
         packed = file.read(size) if len(lead) == 8 and size <= _MOST else b""
         if len(lead) < 8 or len(packed) < size or zlib.crc32(packed) != int.from_bytes(lead[4:], "big"):
-            return
+            return  # torn: the daemon or the machine stopped here
         try:
             room += MOST_RATIO * size
             body = _inflated(packed, min(room, MOST_UNPACKED))

@@ -1,7 +1,4 @@
-"""Runs the monitor as an agent component: nothing is loaded while neither interference nor eviction is enabled.
-
-A dynamic share of the cache enables it, too: it needs cache misses, which only the monitor's readers count. So do sizes
-of pools that follow their pods' waiting or cycles per instruction.
+"""Runs the monitor as an agent component: nothing is loaded while nothing needs it (`watched`).
 
 Enabled by a reload it starts, disabled it ends and withdraws its demands.
 """
@@ -43,6 +40,7 @@ _LOOK_S: Final = 5.0
 
 def watched(config: Config) -> bool:
     judged = config.interference.enabled or config.eviction.enabled
+    # Only the monitor's readers count cache misses, for a dynamic share of the cache, and what sizes of pools follow.
     followed = signals_of(config.policies.cache) | config.policies.shared.signals
     return judged or config.interference.record.directory is not None or bool(followed)
 

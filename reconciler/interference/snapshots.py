@@ -23,6 +23,7 @@ def snapshot_of(
     ``created_s``: when its cgroup was made, seconds since the epoch; 0.0 when it is not known. ``held``: an operator's
     hold covers it. ``cpus``: where its containers may run, where that is known better than by its pool.
     """
+    # The pause container and init containers have no requests of their own while the pod runs.
     working = [
         container for container in pod.containers if container.kind in {ContainerKind.APP, ContainerKind.UNKNOWN}
     ]
@@ -99,10 +100,7 @@ def _pool_cpus(pod: Pod, pools: Pools, pool: str | None) -> CpuSet | None:
 
 
 def _sum(parts: Iterable[Resources]) -> tuple[Resources, tuple[str, ...]]:
-    """The sums of what the containers have (None where none has it), and the fields that not all of them have.
-
-    The pause container and init containers do not count: they have no requests of their own while the pod runs.
-    """
+    """The sums of what the containers have (None where none has it), and the fields that not all of them have."""
     all_parts = list(parts)
     sums: dict[str, int | None] = {}
     partial: list[str] = []

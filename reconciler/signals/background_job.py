@@ -1,5 +1,6 @@
-"""A background job: a call that may block for ever runs in a thread; a later pass takes its result, or detects that it
-is blocked, as on a file system whose server is down.
+"""A background job: one slow call at a time in a thread; a later pass takes its result, or detects that it is blocked.
+
+For calls that may block for ever, such as on a file system whose server is down.
 """
 
 import threading

@@ -177,7 +177,7 @@ class DirectoryUsageReader(BaseReader):
             try:
                 first = os.readlink(f"{self._root}/proc/1/ns/user")
             except PermissionError:
-                # Process 1's takes the right to trace it (proc(5)).
+                # Reading process 1's takes the right to trace it (namespaces(7)).
                 first = os.readlink(f"{self._root}/proc/self/ns/user")
             return os.readlink(f"{process}/ns/user") == first
         except OSError:

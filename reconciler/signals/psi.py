@@ -172,11 +172,7 @@ class Psi(BaseReader):
         return True
 
     def _without_quota(self, uid: str, percent: float) -> tuple[float, float]:
-        """CPU pressure without throttling, and its confidence: the share that throttling does not explain.
-
-        Throttled time is summed over CPUs and pressure is not. So with several CPUs stopped at once too much is
-        subtracted rather than too little, and the effect of a quota is never attributed to a neighbour.
-        """
+        """CPU pressure without throttling, and its confidence: the share that throttling does not explain."""
         throttling = self._quotas.throttling(uid) if self._quotas is not None else None
         if throttling is None:
             return percent, 1.0

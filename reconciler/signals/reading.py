@@ -1,5 +1,6 @@
-"""The readers in use: built from the table in `reconciler.signals.catalog` when a signal of theirs is wanted, and
-metered. A reader whose measuring takes its own time has a task as long as it is in use.
+"""The readers in use: built from the table in `reconciler.signals.catalog` when a signal is wanted, and metered.
+
+A reader whose measuring takes its own time has a task as long as it is in use.
 """
 
 import time

@@ -1,7 +1,7 @@
 """Alertmanager, API v2: labels make an alert's identity, and it ends when it is no longer sent.
 
-So a state is sent again every ``resend_s``, and its end with the true time. An event has no end of its own: it is
-active for ``event_s``. Source: Alertmanager, api/v2/openapi.yaml; Prometheus, docs "Sending alerts".
+So a state is sent again every ``resend_s``, and its end with the true time.
+Source: Alertmanager, api/v2/openapi.yaml; Prometheus, docs "Sending alerts".
 """
 
 import re
@@ -79,7 +79,7 @@ class AlertmanagerSink(AlertSink):
         self._down: set[int] = set()
 
     async def send(self, notices: Sequence[Incident]) -> None:
-        """Post to all instances, which do not pass alerts on to each other. Errors: `SinkError` when none takes it."""
+        """Post to all instances. Errors: `SinkError` when none takes it."""
         import trio
 
         body = msgspec.json.encode([self.entry(notice, time.time()) for notice in notices])
@@ -92,6 +92,7 @@ class AlertmanagerSink(AlertSink):
                 errors[index] = exc
 
         async with trio.open_nursery() as nursery:
+            # Alertmanagers of a cluster do not pass alerts on to each other.
             for index, (_, door) in enumerate(self._doors):
                 nursery.start_soon(post, index, door)
         if len(errors) == len(self._doors):
@@ -138,6 +139,7 @@ class AlertmanagerSink(AlertSink):
             return max(notice.last_s, notice.first_s + 0.001)
         if notice.alert.kind.lasts:
             return now_s + _KEPT * self._config.resend_s
+        # An event has no end of its own.
         return max(now_s, notice.last_s) + self._config.event_s
 
     @staticmethod

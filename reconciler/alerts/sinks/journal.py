@@ -59,10 +59,7 @@ class JournalSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @final
 class JournalSink(AlertSink):
-    """`AlertSink`.
-
-    Where no journal listens, alerts are written to the daemon's own log, and a log line reports it once.
-    """
+    """`AlertSink`. Where no journal listens, alerts are written to the daemon's own log."""
 
     def __init__(self, setup: SinkSetup) -> None:
         config = setup.config.section(JournalSinkConfig)
@@ -116,7 +113,7 @@ def fields(notice: Incident, node: str) -> Iterator[tuple[str, str]]:
 
 
 def _name(text: str) -> str:
-    """Capital letters, digits and underscores, at most 64: journald throws other fields away."""
+    # journald discards fields with other characters or longer names.
     plain = "".join(char if char.isascii() and char.isalnum() else "_" for char in text).upper()
     return plain[:_LONGEST_NAME]
 

@@ -51,6 +51,7 @@ class KubernetesSink(AlertSink):
         self._node = setup.node
         self._timeout_s = setup.config.timeout_s
         self._api = KubeApi(setup.apiserver, root=setup.root, kubelets=setup.kubelets)
+        # After an error all notices of a `send` are sent again: those before it would be counted up twice.
         self.most: int | None = 1
 
     async def send(self, notices: Sequence[Incident]) -> None:
