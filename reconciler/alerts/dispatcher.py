@@ -140,6 +140,7 @@ class DurableQueue:
                 self.problem = f"alerts are kept in memory only: {exc}"
                 return False
             finally:
+                # After a cancellation, too.
                 if not stored:
                     self._dirty |= taken
             if self.problem is not None:

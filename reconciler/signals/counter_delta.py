@@ -71,7 +71,7 @@ def _differences(before: Counts, after: Counts) -> Counts:
         if min(differences, default=0) >= 0:
             return differences
     except TypeError:
-        pass
+        pass  # one is missing
     return tuple(map(grown, before, after))
 
 

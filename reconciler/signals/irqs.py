@@ -39,6 +39,7 @@ class IrqSampler:
         names = tuple(interfaces)
         if names != self._interfaces or self._at is None or not 0.0 <= now - self._at < EVERY_S:
             cpus = irq_cpus(names, self._root) if names else EMPTY
+            # Once, not each minute.
             if names and not cpus and (names != self._interfaces or self._cpus):
                 _LOG.warning("no interrupts of the network interfaces found", interfaces=", ".join(names))
             self._cpus, self._interfaces, self._at = cpus, names, now

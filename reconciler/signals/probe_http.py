@@ -75,6 +75,7 @@ class HttpSource:
         if self._config.measure == "value":
             return await self._value()
         try:
+            # The body is read to its end, which counts; its first bytes are for an error's text.
             response = await self._client.get({"Connection": "close"} if self._config.connect else {}, most=200)
         except SourceError as exc:
             if self._config.count_late and isinstance(exc.__cause__, trio.TooSlowError):

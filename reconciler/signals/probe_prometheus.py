@@ -150,7 +150,7 @@ class PrometheusSource:
             return None
         total: dict[float, float] = {}
         for key, counts in now.items():
-            # Each series for itself: a restart of one is no restart of the sum.
+            # Each series for itself: a restart of one does not restart the others.
             for bound, count in grown(before.get(key), counts).items():
                 total[bound] = total.get(bound, 0.0) + count
         return total

@@ -187,6 +187,7 @@ class Psi(BaseReader):
         except ValueError as exc:
             self._problems[f"{resource}.pressure"] = f"{directory}/{file}: {exc}"
         except OSError as exc:
+            # Any other error of a pod's file is its group's, removed meanwhile: the caller searches again.
             if directory == self._node or exc.errno in {errno.EOPNOTSUPP, errno.ENOSYS}:
                 self._without(resource)
         return None

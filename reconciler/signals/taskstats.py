@@ -116,6 +116,7 @@ class Taskstats:
         try:
             return parse_answer(self._socket.recv(_BUFFER))
         except BlockingIOError:
+            # The kernel has dropped a reply: the socket's buffer was full.
             raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS)) from None
         except OSError:
             self._drain()

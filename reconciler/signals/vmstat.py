@@ -43,6 +43,7 @@ def _parsed(text: str) -> dict[str, int]:
     """The counters that are used: a tenth of what reading all of some two hundred lines takes."""
     known = zip(_NAMES, parse_counters(text, _PREFIXES), strict=True)
     counters = {name: count for name, count in known if count is not None}
+    # Kernels before 4.8 count by zone.
     if "pgsteal_kswapd" not in counters:
         zones = zip(_BY_ZONE, parse_counters(text, _ZONE_PREFIXES), strict=True)
         counters |= {name: count for name, count in zones if count is not None}
@@ -50,7 +51,7 @@ def _parsed(text: str) -> dict[str, int]:
 
 
 def taken_back(counters: Mapping[str, int], by: str) -> int | None:
-    """Pages that were reclaimed ``by`` kswapd or direct; None: unknown. Kernels before 4.8 count by zone."""
+    """Pages that were reclaimed ``by`` kswapd or direct; None: unknown."""
     return _sum(counters, f"pgsteal_{by}")
 
 

@@ -139,6 +139,7 @@ def write(journal: socket.socket, path: str, entry: bytes) -> None:
             raise
         fd = os.memfd_create("bypassd-alert", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
+            # A copy, which closing the file closes: the descriptor itself is sealed and sent after it.
             with contextlib.closing(os.fdopen(os.dup(fd), "wb")) as file:
                 file.write(entry)
             os.lseek(fd, 0, os.SEEK_SET)

@@ -51,7 +51,7 @@ class KubernetesSink(AlertSink):
         self._node = setup.node
         self._timeout_s = setup.config.timeout_s
         self._api = KubeApi(setup.apiserver, root=setup.root, kubelets=setup.kubelets)
-        # After an error all notices of a `send` are sent again: those before it would be counted up twice.
+        # One request each: after an error all notices of a `send` are sent again, those before it as well.
         self.most: int | None = 1
 
     async def send(self, notices: Sequence[Incident]) -> None:
@@ -155,6 +155,7 @@ class KubernetesSink(AlertSink):
 
     def _name(self, notice: Incident) -> str:
         tail = f".{notice.id}{'-over' if notice.has_ended else ''}"
+        # A part of a DNS name does not end in a dash, wherever the pod's name was cut.
         return self._about(notice)["name"][: _LONGEST_NAME - len(tail)].rstrip(".-") + tail
 
 

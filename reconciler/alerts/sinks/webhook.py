@@ -32,6 +32,7 @@ EITHER: Final = ("node",)
 _RAW: Final = frozenset({"labels", "details", "alert", "alerts", "count", "total", "first_s", "last_s"})
 """These are JSON values, and have no quotes in a JSON body."""
 _DOTTED: Final = frozenset({"labels.", "details"})
+"""How the placeholders begin that have fields: the first seven characters."""
 _EXAMPLE: Final = Incident(
     id="0123456789abcdef-18c2f1e9a00",
     alert=Alert(
