@@ -171,6 +171,7 @@ FORGET_S: Final = 3600.0
 _RETRY_S: Final = 5.0
 _LAST_S: Final = 3.0
 _RECENT: Final = 100
+"""Incidents in the state document."""
 
 
 @final
@@ -331,6 +332,7 @@ class AlertDispatcher:
         labels = {**self._config.labels, **alert.labels}
         alert = sanitize(replace(alert, at_s=alert.at_s or self._clock(), labels=labels))
         notice = self._incidents.take(alert, besides)
+        # `Incidents.take` returns the same object for an alert that it has already.
         fresh = self._recent.pop(notice.id, None) is not notice
         self._recent[notice.id] = notice
         if len(self._recent) > _RECENT:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _LOG: Final = get_log("alerts")
 _AGENT_LOG: Final = get_log("agent")
 _EARLY: Final = 100
+"""Alerts kept until the dispatcher is loaded; the oldest are dropped."""
 _LOOK_S: Final = 20.0
 
 

@@ -53,6 +53,7 @@ _LEARNED_MOST: Final = 2000
 _UNUSED_S: Final = 7 * 86400.0
 """So long is kept what was learned by a rule that is switched off."""
 _LOOK_THROUGH_S: Final = 3600.0
+"""Between two searches for what is unused."""
 _SHOWN_S: Final = 10.0
 """Between two rankings for people. What is done by suspects is ranked in each frame."""
 

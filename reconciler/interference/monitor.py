@@ -147,6 +147,7 @@ class InterferenceMonitor:
         """Whether the cache policy, and the sizes of pools, need samples."""
         self._resting: Config | None = None
         """The configuration with which a restore has suspended it: no pass before another one is read."""
+        # A pass that is under way ends before `suspend` takes anything back.
         self._looking = trio.Lock()
         self.engine = InterferenceEngine(config().interference, kept.brain, evicts=config().eviction.serves_rules)
         self._past = kept.past

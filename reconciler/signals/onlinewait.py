@@ -2,7 +2,7 @@
 
 The cheapest source that there is: taskstats by process (2 µs each, all threads in one reply, on every cgroup version);
 else the pod's CPU pressure (cgroup v2), from which waiting is estimated; else schedstat by thread. Bounded: in pods and
-processes of one round. A rate is always over the time since that process was read last.
+processes of one round.
 
 Units: thousandths of a CPU, and of a task for waiting. Source: as `reconciler.signals.runqueue`.
 """

@@ -33,6 +33,7 @@ _READ_FORMAT: Final = _ENABLED_TIME | _RUNNING_TIME | _GROUP
 _ENABLE: Final = 0x2400
 """PERF_EVENT_IOC_ENABLE."""
 _WHOLE_GROUP: Final = 1
+"""PERF_IOC_FLAG_GROUP."""
 
 _NUMBERS: Final[Mapping[str, int]] = {
     "x86_64": 298,

@@ -72,6 +72,7 @@ class PodProcesses:
             if container.kind is ContainerKind.SANDBOX
         }
         top = self._hierarchy.trigger_directory(pod.group.path)
+        # Each once: v1's lists may have duplicates, and a process may move from one group to another meanwhile.
         found = dict.fromkeys(self._below(top, _MOST_GROUPS, sandboxes))
         pids = tuple(pid for pid in found if pid)
         # Not all in one pass: a fifth of the pods each second.

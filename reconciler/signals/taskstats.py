@@ -32,7 +32,7 @@ _TYPE_AGGREGATE: Final = 5
 _HEADER: Final = struct.Struct("=IHHII")
 _QUERY: Final = struct.Struct("=IHHIIBBHHHI")
 _ATTR: Final = struct.Struct("=HH")
-_REPLY_HEADER: Final = 20
+_REPLY_HEADER: Final = 20  # struct nlmsghdr and struct genlmsghdr
 # Offsets in struct taskstats, the same since version 1: cpu_count and cpu_delay_total, then cpu_run_virtual_total.
 _DELAY: Final = struct.Struct("=16xQQ40xQ")
 # Header (kind, sequence number), both attributes' kinds, and the same three numbers, at once.

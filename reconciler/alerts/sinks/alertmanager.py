@@ -109,6 +109,7 @@ class AlertmanagerSink(AlertSink):
 
     def entry(self, notice: Incident, now_s: float) -> Mapping[str, object]:
         alert = notice.alert
+        # An empty label is the same as none for Prometheus.
         labels = {_label(name): text for name, text in notice.labels.items() if text}
         # A state's end must have the labels that its beginning had; an event has no end.
         severity = notice.began_as if alert.kind.lasts else alert.severity
