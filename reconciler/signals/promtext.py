@@ -97,8 +97,8 @@ def parse_selector(text: str) -> SeriesSelector:
         if item[2] in {"=~", "!~"}:
             try:
                 pattern = re.compile(value, re.DOTALL)
-                # Python's patterns try all ways where none fits; Prometheus' own always take linear time. The half is
-                # for branches: of 16 choices, the square root of `LONGEST_MATCHED`.
+                # Python's patterns try all ways where none fits; Prometheus' own always take linear time. The half
+                # allows for branches of fewer than 16 choices in all, the square root of `LONGEST_MATCHED`.
                 bounded = _ways(_parser.parse(value, re.DOTALL)) < _MOST_REPEATS + 0.5
             except (re.error, RecursionError, OverflowError) as exc:
                 raise ValueError(f"select: {shown(value)} is not a regular expression: {exc}") from exc
