@@ -44,8 +44,8 @@ class NumaCpu(BaseReader):
         for uid, pod in view.pods.items():
             use = sheet.get(pod_subject(uid), "cpu.use")
             own = only_node(pod_cpus(pod, view, scene.pools), topology) if use is not None else None
-            # cgroup v1 and v2 have no common count of CPU time by node: a pod's use is known where all of its CPUs are on
-            # one node. On several, the scheduler may move its tasks to an idle one.
+            # cgroup v1 and v2 have no common count of CPU time by node: a pod's use is known where all of its CPUs are
+            # on one node. On several, the scheduler may move its tasks to an idle one.
             if use is not None and own is not None:
                 sheet.put(pod_at(uid, f"numa:{own}"), "cpu.numa_use", use)
             await slices.checkpoint()
