@@ -1,11 +1,7 @@
-"""The runtime's files about one container: the OCI bundle's config.json and runc's state.json.
-
-config.json is complete before the container's first cgroup directory is made and never changes; state.json appears when
-runc has finished and follows every update, so it has the kubelet's present values, to which a restore returns. Both are
-decoded in part only: everything else in them is not needed here.
+"""The runtime's files about one container, decoded in part: the OCI bundle's config.json and runc's state.json.
 
 Source: OCI runtime specification (config, config-linux); recorded bundles of containerd; runc's and its successor
-module's ``configs.Cgroup`` (flat keys; newer versions leave out what is zero, and ``pids_limit`` may be null).
+module's ``configs.Cgroup`` (flat keys; newer versions leave out what is zero).
 """
 
 import os
@@ -156,7 +152,7 @@ class _RuncCgroup(Struct):
     cpu_period: int = 0
     cpuset_cpus: str = ""
     cpuset_mems: str = ""
-    pids_limit: int | None = None
+    pids_limit: int | None = None  # null in newer versions
 
 
 class _RuncConfig(Struct):
@@ -181,6 +177,7 @@ _TEXTS: Final = msgspec.json.Decoder(dict[str, str])
 def read_bundle(directory: str, container_id: str = "") -> Bundle:
     """Read ``config.json`` of a bundle directory; the container's id is the directory's name unless given.
 
+    It is complete before the container's first cgroup directory is made, and never changes.
     Errors: `SourceError` when it is not there (a container that has exited takes its bundle along) or cannot be read;
     `InputError` when it is not an OCI configuration.
     """
@@ -218,7 +215,10 @@ def parse_bundle(text: bytes, container_id: str, *, where: str = "config.json") 
 
 
 def parse_state(text: bytes, *, where: str = "state.json") -> RuntimeState:
-    """Read the text of one ``state.json``. Errors: `InputError` when it is not runc's."""
+    """Read the text of one ``state.json``. Errors: `InputError` when it is not runc's.
+
+    runc writes it at each update: it has the kubelet's present values, to which a restore returns.
+    """
     state = _decode(_RUNC_DECODER, text, where, "runc's state of a container")
     cgroup = state.config.cgroups
     # With the systemd driver runc keeps slice, prefix and name apart, and no path.

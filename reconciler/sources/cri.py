@@ -1,6 +1,4 @@
-"""Pods from the container runtime's CRI socket: labels and annotations where the kubelet's list is unavailable.
-
-And, for evictions, the calls to stop a container or a sandbox.
+"""Pods from the container runtime's CRI socket, and, for evictions, the calls to stop a container or a sandbox.
 
 **Memory.** The messages' library costs 3 MiB that are never released: call only where the kubelet's list has no labels.
 
@@ -212,9 +210,9 @@ class CriClient:
     async def pod(self, uid: str) -> PodMeta | None:
         """One pod by the uid in its cgroup's name; None while the runtime does not list it yet.
 
-        The quick path for a new container: two filtered requests in one round trip. Needs the kubelet's uid label,
-        which every sandbox and container made by a kubelet has.
+        The quick path for a new container: two filtered requests in one round trip.
         """
+        # Every sandbox and container made by a kubelet has this label.
         wanted = {"label_selector": {_POD_UID: uid}}
         return next(iter(await self._listed(wanted, wanted)), None)
 
@@ -375,8 +373,8 @@ def _newest_first(item: "_Sandbox | _Container") -> tuple[int, str]:
 
 
 def _meta(uid: str, sandboxes: "list[_Sandbox] | tuple[()]", containers: "list[_Container]") -> PodMeta:
-    """A container whose sandbox is not listed (yet) has its pod's names, not its labels."""
     newest = sandboxes[0] if sandboxes else None
+    # A container whose sandbox is not listed (yet) has its pod's names, not its labels.
     first = containers[0] if newest is None else None
     return PodMeta(
         uid=uid,

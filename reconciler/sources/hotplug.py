@@ -1,11 +1,7 @@
 """Detects CPUs that go online or offline while the daemon runs, and reads the machine's topology again.
 
-The kernel reports each CPU in a uevent (netlink); where uevents are unavailable, and where one was lost, the sampler's
-check of the list of online CPUs finds the change within five seconds. Either is only a hint: the content of /sys after
-it counts.
-
-Uevents report one thing that /sys does not: a CPU that went offline and returned in between. On cgroup v1 every cpuset
-has lost it all the same.
+A uevent (netlink), or else the sampler's check of the online CPUs within five seconds, is only a hint: the content of
+/sys after it counts.
 
 Source: kernel documentation, ABI/stable/sysfs-devices-system-cpu; lib/kobject_uevent.c on the messages' form.
 """
@@ -130,6 +126,7 @@ class HotplugSource:
         self.events += 1
         match = _OFFLINE.match(message) if message is not None and _SYNTHETIC not in message else None
         if match is not None and int(match[1]) < MAX_CPUS:
+            # /sys does not show a CPU that has returned by the time it is read, but on v1 every cpuset has lost it.
             self._taken |= CpuSet([int(match[1])])
         self._hint.set()
 
@@ -168,15 +165,16 @@ def _received(listener: socket.socket) -> bytes | None:
     except BlockingIOError:
         raise
     except OSError:
+        # ENOBUFS: the kernel has dropped messages (netlink(7)).
         return None
 
 
 def open_uevents() -> socket.socket:
     """The kernel's uevents that begin with ``online@`` or ``offline@`` (CPUs, memory), without blocking.
 
-    The kernel drops all others itself: each container brings dozens for its network devices, and none of them is worth
-    waking up for. Errors: `OSError` without netlink (some sandboxes).
+    Errors: `OSError` without netlink (some sandboxes).
     """
+    # A filter in the kernel: each container causes dozens of uevents for its network devices, which need no wake-up.
     # struct sock_filter: code, jump if true, jump if false, value. Loads are big-endian.
     program = b"".join(
         struct.pack("HBBI", *row)

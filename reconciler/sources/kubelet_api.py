@@ -1,8 +1,5 @@
 """Pods as this node's kubelet lists them: ``/pods`` on its own port with credentials, or on the read-only port.
 
-A response never removes a known pod: a restarting kubelet first lists nothing, then its static pods, then the rest. A
-pod is removed when its directory was removed (`KubeletPods.keep_only`), not when a list omits it.
-
 Source: the kubelet's HTTP API; recorded responses (``items`` is null when there are no pods).
 """
 
@@ -58,8 +55,8 @@ class KubeletPods:
     """Keeps the kubelet's pod list, requested every ``period_s`` and on demand; one connection, one request at a time.
 
     ``on_change`` gets the uids of pods that are new or differ from before. Requests on demand that arrive while one is
-    on its way share the next, and two never start within ``gap_s``: a burst of new pods must not burden the kubelet.
-    ``on_recovery`` is called when the kubelet responds again after a failure.
+    on its way share the next, and two never start within ``gap_s``. ``on_recovery`` is called when the kubelet responds
+    again after a failure.
     """
 
     def __init__(
@@ -150,8 +147,10 @@ class KubeletPods:
                     started = True
                 begun = trio.current_time()
                 await self._wake.wait(self._period_s)
+                # A burst of new pods must not burden the kubelet.
                 await trio.sleep_until(begun + max(self._gap_s, _REST * self._cost_s))
         finally:
+            # Else tasks in `refresh` would wait for ever.
             for left in (request, self._next):
                 if not left.finished.is_set():
                     left.error = SourceError(NAME, "is no longer used")
@@ -208,6 +207,7 @@ class KubeletPods:
         if whole:
             self._taken(metas, reader)
         if changed:
+            # Nothing is removed: a restarting kubelet lists no pod at first, then its static pods, then the rest.
             self._known = {**self._known, **metas}
             self._on_change(changed)
 

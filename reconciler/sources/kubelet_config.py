@@ -1,16 +1,10 @@
 """How the kubelet of this node is set up: from its command line and its configuration file, each value with its source.
 
-The kubelet takes its file first and lets flags win. Only what this agent needs is read; an unreadable part is one
-message in ``problems`` and leaves the value at the kubelet's own default, so that a wrong file never hides the node.
+An unreadable part is one message in ``problems`` and leaves the value at the kubelet's own default, so that a wrong
+file never hides the node. Only the process that `reconciler.sources.host_processes` verifies is used; of a kubelet
+inside another program (k3s, MicroK8s, KubeEdge) `reconciler.sources.kubelet_arguments` has the flags.
 
-A kubelet inside another program (k3s, MicroK8s, KubeEdge) is read the same way, from the flags and the section of a
-file that the program gives to it (`reconciler.sources.kubelet_arguments`).
-
-Only the process that `reconciler.sources.host_processes` verifies is used; a file that its flags name must be one that
-only root can change, and what the operator configured wins over both.
-
-Source: Kubernetes documentation, "kubelet" (flags) and "KubeletConfiguration (v1beta1)" (file, defaults). The
-read-only port is 10255 for a kubelet without a file and closed for one with a file.
+Source: Kubernetes documentation, "kubelet" (flags) and "KubeletConfiguration (v1beta1)" (file, defaults).
 """
 
 import os
@@ -32,6 +26,7 @@ from reconciler.sources.reassertion import RECONCILE_S
 
 STANDARD_CONFIG: Final = "/var/lib/kubelet/config.yaml"
 
+# Of a kubelet without a file; for one with a file it is closed.
 _READ_ONLY_PORT: Final = 10255
 _LONGEST: Final = 64
 """Characters of a duration."""
@@ -155,14 +150,12 @@ _FACTORS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µ
 
 
 def _period(value: object) -> float:
-    """A duration in Go's form, such as ``1m30s``, in seconds; nothing (``0s``, as kubeadm writes) is the default.
-
-    Source: Go documentation, time.ParseDuration.
-    """
+    """A duration in Go's form, such as ``1m30s``, in seconds. Source: Go documentation, time.ParseDuration."""
     text = str(value)[:_LONGEST]
     parts = [(match[1], match[2]) for match in _DURATION.finditer(text)]
     if "".join(number + unit for number, unit in parts) != text and text != "0":
         raise ValueError("a duration such as 10s")
+    # kubeadm writes ``0s`` for the default.
     return sum(float(number) * _FACTORS[unit] for number, unit in parts) or RECONCILE_S
 
 
@@ -222,6 +215,7 @@ def read_kubelet_config(
     flags = parse_flags(arguments.arguments)
     who = "kubelet" if kubelet is None or kubelet.inside is None else f"{kubelet.inside.name}: kubelet"
     read = _Values(root, who)
+    # ROOT: a file that the kubelet's flags name must be one that only root can change.
     path, rule = (config_path or arguments.config or flags.get("config") or None), FileRule.ROOT
     section = arguments.section
     if config_path is not None:
@@ -234,6 +228,7 @@ def read_kubelet_config(
         read.values["read_only_port"] = _READ_ONLY_PORT
     if path is not None or flags.get("config-dir"):
         read.read_files(path, rule, flags.get("config-dir"), section)
+    # After the files: the kubelet lets its flags win.
     for option in _OPTIONS:
         if option.flag in flags:
             read.set(option, flags[option.flag], f"{who} --{option.flag}")

@@ -1,7 +1,5 @@
 """Static pods from the kubelet's manifest directory: the whole pod, readable with every API down.
 
-A manifest without a uid is joined by its pod's name with the uid that another source has for it (`resolve`).
-
 Source: Kubernetes documentation, "static pods"; the kubelet's file source: every file of the directory that does not
 begin with a dot, no sub-directories, YAML or JSON by content, one pod a file.
 """
@@ -86,18 +84,14 @@ def _converted(document: YamlDocument, kind: type[T]) -> T:
 
 
 def resolve(manifests: Iterable[Manifest], names: Mapping[str, tuple[str, str]], node: str | None) -> list[PodMeta]:
-    """The manifests' pods under the uids of their cgroups.
+    """The manifests' pods under the uids of their cgroups; one without a uid is joined by name, ``<name>-<node>``.
 
-    The kubelet derives a static pod's uid from a dump of its internal structures when the manifest names none, so it
-    cannot be computed here: such a manifest is joined by name, ``<name>-<node>``, with the uid that another source (a
-    bundle, CRI) has for that name.
-
-    Such a uid is a hash in hexadecimal. Source: Kubernetes, pkg/kubelet/config/common.go (applyDefaults).
-
-    ``names`` maps the uids that exist to (namespace, name) from other sources; ``node`` is the node's name where known.
-    A manifest whose pod is not among them is left out: it describes no existing directory.
+    ``names`` maps the uids that exist to (namespace, name) from other sources (bundles, CRI); ``node`` is the node's
+    name where known. A manifest whose pod is not among them is left out: it describes no existing directory.
+    Source: Kubernetes, pkg/kubelet/config/common.go (applyDefaults).
     """
-    # A hash has no dash, and a uid of the API server has: its pod may have a name that begins like a static one's.
+    # Without a uid in the manifest it is a hash of the kubelet's internal structures, which cannot be computed here.
+    # The hash has no dash. A uid of the API server has: its pod may have a name that begins like a static one's.
     by_name = {name: uid for uid, name in names.items() if "-" not in uid}
     pods: list[PodMeta] = []
     for manifest in manifests:
@@ -174,6 +168,7 @@ class ManifestDirectory:
             text = read_file(shown, self._rule, root=self._root, largest=_LARGEST).decode()
             return version, read_manifest(text, shown, self._marks), None
         except OSError as exc:
+            # No version: it may become readable without a change, and is read again.
             return None, last_good, f"{shown}: {exc.strerror or exc}"
         except UnicodeDecodeError:
             return version, last_good, f"{shown}: not UTF-8 text"

@@ -12,7 +12,7 @@ from state.topology import Topology
 
 
 class NodeEnvironment(Struct, frozen=True, kw_only=True):
-    """What was found. ``root`` is the prefix under which the node lies. ``own``: the group of bypassd's own pod."""
+    """``root``: the prefix of the node's paths. ``own``: the group of bypassd's own pod."""
 
     root: str
     hierarchy: Hierarchy

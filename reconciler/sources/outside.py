@@ -1,8 +1,6 @@
 """Containers outside of their pods' directories: kubelet and runtime have different cgroup drivers.
 
-A runtime with the cgroupfs driver takes the systemd driver's ``SLICE:PREFIX:ID`` for a directory's name, and makes it
-at the root or in its own service's group. Nothing that the kubelet or bypassd sets on kubepods or a pod reaches such a
-container, and no policy finds it.
+Nothing that the kubelet or bypassd sets on kubepods or a pod reaches such a container, and no policy finds it.
 """
 
 import contextlib
@@ -16,6 +14,7 @@ from reconciler.runtime.format import plural
 from state.model import SourceStatus
 
 NAME: Final = "cgroup driver"
+# The systemd driver's SLICE:PREFIX:ID, which a runtime with the cgroupfs driver takes for a directory's name.
 _LITERAL: Final = re.compile(r"[^:]*\.slice:[A-Za-z-]+:[0-9a-f]{12,}")
 _POD: Final = re.compile(r"-pod([0-9a-f_]{1,64})\.slice:")
 _LONGEST: Final = 80
@@ -26,6 +25,7 @@ def groups_outside(hierarchy: Hierarchy) -> list[str]:
     root = hierarchy.trigger_directory("/")
     services = glob.glob(os.path.join(glob.escape(root), "system.slice", "*.service"))
     paths: list[str] = []
+    # The runtime makes the directory at the root, or in the group of its own service.
     for directory in (root, *sorted(services)):
         with contextlib.suppress(OSError), os.scandir(directory) as entries:
             paths += [entry.path for entry in entries if _LITERAL.fullmatch(entry.name)]

@@ -331,9 +331,9 @@ def _owner(owners: list[OwnerReference] | tuple[()]) -> str | None:
 def _tolerated(tolerations: list[Toleration] | tuple[()]) -> tuple[str, ...]:
     """The effects of the taint of a closed node that do not keep the pod away.
 
-    Its value is another one each time, so that only ``Exists`` tolerates it. Source: Kubernetes documentation, "Taints
-    and Tolerations".
+    Source: Kubernetes documentation, "Taints and Tolerations".
     """
+    # The taint has another value each time, so that only ``Exists`` tolerates it.
     fitting = [
         toleration
         for toleration in tolerations[:MOST_CONTAINERS]

@@ -1,8 +1,7 @@
 """Wakes the interference monitor when memory or CPU pressure of the node begins, instead of at its next sample.
 
 One PSI trigger each on ``/proc/pressure/memory`` and ``/proc/pressure/cpu``. The event has no value: the monitor
-decides on signals that are read after it. Where the kernel refuses a trigger, the monitor's own interval remains, and
-`status` has the reason.
+decides on signals that are read after it.
 
 Source: kernel documentation, accounting/psi, "Monitoring for pressure thresholds".
 """
@@ -26,9 +25,7 @@ SPEC: Final = TriggerSpec(stall_us=150_000, window_us=1_000_000)
 is refused.
 """
 QUIET_S: Final = 10.0
-"""Only the first report after so long without one is passed on: the kernel reports again in each window of a stall, and
-lasting pressure (BE work that fills the CPUs) is to cost nothing more than polling.
-"""
+"""Only the first report after so long without one is passed on: the kernel reports again in each window of a stall."""
 _READ_S: Final = 2.0
 """Reports of lasting pressure are read so far apart, each as of its reading."""
 _RETRY_S: Final = 300.0
@@ -69,6 +66,7 @@ class PressureEvents:
                     self._windows_us[resource] = trigger.spec.window_us
                     await self._pass_on(resource, trigger)
             except AgentError as exc:
+                # The kernel refuses the trigger: the monitor's own interval remains.
                 self._windows_us.pop(resource, None)
                 if self._problems.get(resource) != str(exc):
                     _LOG.info("pressure is polled: the kernel has no event for it", resource=resource, error=str(exc))
@@ -83,5 +81,6 @@ class PressureEvents:
             if now - last >= QUIET_S:
                 self._begun(resource)
             last = now
-            # The kernel keeps the next one for the reader, which needs not be woken up in each window.
+            # The kernel keeps the next one, so lasting pressure (BE work that fills the CPUs) causes no wake-up in each
+            # window.
             await next_beat(_READ_S)

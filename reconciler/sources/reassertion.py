@@ -1,10 +1,8 @@
 """Detects a kubelet that rewrites every container periodically, whether or not anything changed. Pure, inferred.
 
 The static CPU manager of 1.21 and older does (measured: every 10.05 s, all running containers); later ones write on
-change only. No file or endpoint reports it, so it is inferred from the runtime's updates: the same container updated
-four times at the distance of the CPU manager's period (``cpuManagerReconcilePeriod``, 10 s by default), with nothing
-changed and no start of a kubelet in between. Repeated writes against it are useless, so policies choose knobs that it
-does not write.
+change only. Repeated writes against it are useless, so policies choose knobs that it does not write. No file or
+endpoint reports it: it is inferred from the distances between the runtime's updates.
 
 Source: recordings of 1.22 (updates at the first tick, at a restart, at changes: never twice at an equal distance), and
 measurements of a kubelet that reconciles as 1.21 does; KubeletConfiguration (v1beta1) for the period.
@@ -74,10 +72,9 @@ class Reassertion:
             self._last = at
 
     def restarted(self) -> None:
-        """The kubelet restarted, possibly as another version: its first round rewrites everything in any version.
-
-        A person restarts it at any time, and systemd a failing one at about 10 s: the CPU manager's period, too.
-        """
+        """The kubelet restarted, possibly as another version."""
+        # The first round rewrites everything in any version, and systemd restarts a failing kubelet every 10 s or so,
+        # which is the CPU manager's period, too.
         self._rounds.clear()
         self._period = None
 

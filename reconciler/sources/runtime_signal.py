@@ -1,15 +1,8 @@
 """The runtime's event that it has finished with a container: the rename of runc's ``state.json`` or crun's ``status``.
 
-A value written into a container's cgroup before that rename is lost, because runc writes its own values up to the last
-moment; the container's program is exec'ed a few milliseconds after it. ``runc update`` (the kubelet's CPU manager) ends
-in the same rename. ``init.pid`` in containerd's bundle appears a little later and is the second event. The files and
-the runtimes are in `reconciler.sources.runtime_files`.
-
-A container for which neither came within `_SILENT_S` has no signal: it is reported as ABSENT, and its values are
-verified after short, growing delays, because its runtime may still overwrite them.
-
-Each command of the runtime on a container that exists (an exec, a kill, a start) begins by opening that file, before it
-makes a process in the container's groups or signals one: an event of its own, ``commanded``.
+runc writes its own values up to that rename, so a value written into a container's cgroup before it is lost; the
+container's program is exec'ed a few milliseconds after it. ``runc update`` (the kubelet's CPU manager) ends in the same
+rename. The files and the runtimes are in `reconciler.sources.runtime_files`.
 """
 
 import math
@@ -42,6 +35,8 @@ from reconciler.sources.runtime_roots import RuntimeDirs
 from state.model import SourceStatus
 
 _NAME: Final = "runtime signal"
+# OPENED: a command of the runtime (exec, kill, start) begins by opening the record, before it makes a process in the
+# container's groups or signals one.
 _RENAMES: Final = MOVED_TO | OPENED | int(Mask.ONLYDIR)
 _RESYNC_S: Final = 60.0
 """Between two listings of everything: the safety net for an event that the kernel did not send."""
@@ -54,7 +49,7 @@ _LONGEST_S: Final = 60.0
 _UPDATE_S: Final = 0.05
 """An update, too, begins by opening the file, and replaces it some milliseconds later: within this time."""
 _READING_S: Final = 1.0
-"""At most this long after its directory a reader opens the file, on a busy node, too."""
+"""A reader opens the file at most this long after the directory (`announce_reading`), on a busy node, too."""
 _FRESH_S: Final = 0.1
 """A program is executed within that time of its container's event; crun's event comes with the directory itself."""
 _SHOWN: Final = 3
@@ -70,6 +65,7 @@ class RuntimeEvent(StrEnum):
 
     STATE = STATE_JSON
     STATUS = STATUS
+    # In containerd's bundle, a little after the record.
     INIT_PID = "init.pid"
     FOUND = "found"
     ABSENT = "none"
@@ -179,12 +175,10 @@ class RuntimeEvents:
         return self._evidence.get(container_id) is not RuntimeEvent.ABSENT and self._watches(container_id)
 
     def awaits(self, container_id: str) -> bool:
-        """Whether the event of the container's creation is still to come.
-
-        Its group may be known before its first directory was reported here, and after a bundle that waited for long.
-        """
+        """Whether the event of the container's creation is still to come."""
         if container_id in self._silent_at:
             return True
+        # Its group may be known before the runtime's directory is, and its bundle may have been given up before that.
         began = self._began.get(container_id)
         if self.evidence(container_id) is not RuntimeEvent.ABSENT or not (directory := self._begun(container_id)):
             return False
@@ -240,7 +234,7 @@ class RuntimeEvents:
         detail = problem or waiting or watched
         if stats is not None:
             known = self._evidence
-            # In C: a node has hundreds, and all but some have their signal.
+            # `map` and `Counter` loop in C: a node has hundreds of containers.
             signals = Counter(map(known.get, containers))
             unsignalled = [c for c in containers if known.get(c, RuntimeEvent.ABSENT) is RuntimeEvent.ABSENT]
             without = sorted(c for c in unsignalled if not self.awaits(c))
@@ -363,6 +357,7 @@ class RuntimeEvents:
                 if now < self._began[name] + _SILENT_S:
                     self._silent_at[name] = self._began[name] + _SILENT_S
                     continue
+                # From now on its values are verified after growing delays: its runtime may still overwrite them.
                 del self._silent_at[name]
                 self._evidence[name] = RuntimeEvent.ABSENT
                 self._handler.settled(name, time.monotonic(), RuntimeEvent.ABSENT)

@@ -1,13 +1,7 @@
-"""Pods and containers from the cgroup directories of the trigger hierarchy.
+"""Pods and containers from the cgroup directories of the trigger hierarchy: the one source that always exists.
 
-The source with the fewest facts and the only one that always exists: pod uid, QoS class, container ids, and the inodes
-that distinguish a static pod made again under its old uid from the previous one. Everything else that is known of a
-node refers to these.
-
-The source keeps a model of the tree and a watch on every directory in it except the containers' own. Each level is
-treated in the same way, from events and from listings alike: watch it, **then** list it, compare with the model, mark
-what was added and what was removed. So a mkdir that wins the race against the watch is found by the listing, and after
-a loss the same listing repairs everything.
+It has the pods' uids, QoS classes, container ids and inodes, and keeps them in a model of the tree, with a watch on
+every directory except the containers' own. After a loss of events a listing of the tree repairs the model.
 """
 
 import errno
@@ -36,13 +30,13 @@ _ABOVE: Final = ""
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV})
 _RESYNC_S: Final = 60.0
 _PASS_S: Final = 10.0
-"""The pass that listed the tree last does so again, up to this much later than its interval."""
+"""So long this source's own listing waits for the next pass of the reconciler that lists the tree."""
 _WHOLE: Final = 8
 """Of so many periodic listings one reads each pod's directory; the others only where its links or its watch differ."""
 _RETRY_S: Final = 1.0
 """The first wait before a directory that could not be read is read again; it doubles up to the periodic listing."""
 _GONE_S: Final = 0.1
-"""A removed group's pass is with those of the pod's other groups: a pod is removed in some 50 steps."""
+"""The removal of a pod's groups, in some 50 steps, causes one pass, this much later."""
 
 
 class TriggerTree(Protocol):
@@ -182,11 +176,11 @@ class TreeSource:
     async def list_again(self) -> Listing:
         """The whole tree, listed into the model: differences are marked and counted as repaired. Errors: as above.
 
-        For a periodic pass, which is the safety net of both: the model's own is due only when none has been for as
-        long. Of a source that does not run: `scan_gently`.
+        For the reconciler's periodic pass. While the source does not run: as `scan_gently`.
         """
         watcher, ancestors = self._watcher, self._ancestors
         if watcher is not None and ancestors is not None:
+            # This source's own listing is due only when no pass has listed for longer.
             self._grace_s = _PASS_S
             self.repaired += await self._resync(watcher, ancestors, periodic=True)
             # Else the source has failed meanwhile, and the model may be incomplete.
@@ -297,7 +291,8 @@ class TreeSource:
             self._seen_at = time.monotonic()
 
     async def _list_periodically(self, watcher: DirWatcher[str], ancestors: AncestorWatch[str]) -> None:
-        """The safety net. Beside the reader: both treat one directory at a time, whole, and compare with the model."""
+        """The safety net for an event that the kernel did not send."""
+        # Safe beside `_follow`: `_compare` and `_handle` have no checkpoint, so each directory is treated as a whole.
         wait_s = _RETRY_S
         while True:
             failed = await self._failed.wait_until(self._due, settle_s=wait_s)
@@ -318,6 +313,7 @@ class TreeSource:
         return self._listed_at + self._resync_s + self._grace_s
 
     def _read_again(self, watcher: DirWatcher[str], ancestors: AncestorWatch[str]) -> None:
+        # A copy: what is read successfully is taken out.
         for path in list(self._unread):
             node = self._nodes.get(path)
             if node is not None:
@@ -336,7 +332,7 @@ class TreeSource:
     async def _resync(self, watcher: DirWatcher[str], ancestors: AncestorWatch[str], *, periodic: bool = False) -> int:
         """Watch and list the whole tree against the model; how many directories were not as the model had them.
 
-        ``periodic``: no event is known to be lost. The kernel reports a loss, so pods' directories have their turns.
+        ``periodic``: no event is known to be lost.
         """
         self._listed_at = trio.current_time()
         self._round += periodic
@@ -346,7 +342,8 @@ class TreeSource:
         # A source that failed and runs again has another watcher, and lists anew.
         while todo and self._watcher is watcher:
             node = todo.pop()
-            # By inode: as many directories in each round.
+            # The kernel reports a loss of events, so without one a part of the directories is enough. By inode: each
+            # round has as many.
             its_turn = not periodic or (node.inode + self._round) % _WHOLE == 0
             # An event may have removed the node since it was put into the list.
             if self._nodes.get(node.path) is node and (its_turn or not self._is_as_listed(watcher, node)):
@@ -431,7 +428,9 @@ class TreeSource:
     def _compare(self, watcher: DirWatcher[str], node: _TreeNode) -> int:
         """Watch one directory, then list it against the model; how many children were added or removed."""
         directory = self._tree.trigger_directory(node.path)
+        # Watch, then list: else about half of the containers made right after their pod's directory would be missed.
         if not watcher.add(directory, CHILDREN, node.path):
+            # It was removed: its parent reports that.
             self._unread.pop(node.path, None)
             return 0
         try:
@@ -442,6 +441,7 @@ class TreeSource:
         self._unread.pop(node.path, None)
         changes = 0
         for path, child in list(node.children.items()):
+            # A static pod that is made again has its old uid, so its old path: only the inode differs.
             if listed.get(path) != child.inode:
                 changes += 1
                 self._vanished(watcher, child)
@@ -500,13 +500,11 @@ def _dirs(node: _TreeNode) -> PodDirs:
 
 
 def _newest(pods: Iterable[PodDirs]) -> dict[str, PodDirs]:
-    """By uid. Of two directories with one uid (a pod that changed its QoS class) the later made one counts.
-
-    Inode numbers of cgroup directories only grow, so the larger is the later.
-    """
+    """By uid. Of two directories with one uid (a pod that changed its QoS class) the later made one counts."""
     dirs: dict[str, PodDirs] = {}
     for pod in pods:
         before = dirs.get(pod.uid)
+        # Inode numbers of cgroup directories only grow.
         if before is None or before.group.inode < pod.group.inode:
             dirs[pod.uid] = pod
     return dirs
