@@ -1,6 +1,4 @@
-"""The kubelet's allocations, as far as its checkpoint is reliable.
-
-Pure: readings and existing pods in, a `KubeletView` out.
+"""The kubelet's allocations, as far as its checkpoint is reliable. Pure: readings and pods in, a `KubeletView` out.
 
 One law: *protection grows at once and shrinks only on proof*. A pod's exclusive CPUs are released when its cgroup was
 removed, or when a good checkpoint has left them out for a while; never because a file was torn, empty, missing or
@@ -61,10 +59,7 @@ class Allocations:
         return self._recheck_at
 
     def restarted(self, now: float) -> None:
-        """The kubelet started (again).
-
-        One that starts with an empty file has lost the entries of pods that still run.
-        """
+        """The kubelet started (again): one with an empty file has lost the entries of pods that still run."""
         self._restarted_at = now
 
     def read(self, result: CpuManagerState | CheckpointError, now: float) -> None:
@@ -146,11 +141,9 @@ class Allocations:
         )
 
     def _free_from(self, owner: _Owner, listed: Collection[str] | None, now: float) -> float:
-        """When the CPUs of an entry without a cgroup are free; while the kubelet lists the pod, later than now.
-
-        Entries outlive their pods: up to 10 s, or until the next admission; as long as the kubelet is down. So the CPUs
-        are free before the file has them in the default set.
-        """
+        """When the CPUs of an entry without a cgroup are free; while the kubelet lists the pod, later than now."""
+        # Entries outlive their pods (up to 10 s, until the next admission, or as long as the kubelet is down), so the
+        # CPUs are free before the file has them in the default set.
         gone_at = self._gone_at.setdefault(owner, now)
         # Entries by container id have no uid to find in the list.
         if listed is None or not owner[0]:

@@ -1,10 +1,7 @@
 """The kubelet's checkpoint files as a source: watch their directories, read when a file is renamed into place.
 
-The kubelet writes ``.<digits>`` and renames it, so a MOVED_TO with a proper name means "whole and new"; everything else
-in the directory is ignored. A new ``kubelet.sock`` of the device plug-ins means that a kubelet has started. That socket
-and the devices' checkpoint are in one fixed directory, the other files in the kubelet's root directory.
-
-The files are read in the loop (a few hundred bytes, rarely); `allocations` decides how far they are reliable.
+The files are read in the loop (a few hundred bytes, rarely); `allocations` decides how far they are reliable. A new
+``kubelet.sock`` of the device plug-ins means that a kubelet has started.
 """
 
 import math
@@ -107,6 +104,7 @@ class CheckpointSource:
         self._marks = marks
         self._base = os.path.abspath(root)
         self._directory = os.path.join(self._base, kubelet_root.strip("/"))
+        # Fixed: the socket and the devices' checkpoint are here, whatever the kubelet's root directory.
         self._plugins = os.path.join(self._base, DEVICE_PLUGINS.strip("/"))
         self._clock = clock
         self._read_at: float | None = None
@@ -145,17 +143,15 @@ class CheckpointSource:
         return replace(kubelet_view, granted=self._granted, affinity=self._affinity, may_resize=self._may_resize())
 
     def _may_resize(self) -> bool:
-        """Whether the kubelet can resize pods in place, by its checkpoints; True while that is not known.
-
-        No version is needed: a kubelet with the feature (from 1.27 on, by default from 1.33 on) writes its checkpoint
-        of admitted resources when it starts, one without it never does.
-        """
+        """Whether the kubelet can resize pods in place, by its checkpoints; True while that is not known."""
         # Every kubelet writes this one: without it the checkpoints are of none, or not readable.
         if isinstance(self.cpus, CheckpointError) and self.cpus.fault in {
             CheckpointFault.MISSING,
             CheckpointFault.UNREADABLE,
         }:
             return True
+        # A kubelet with the feature (from 1.27 on, by default from 1.33 on) writes its checkpoint of admitted resources
+        # when it starts, one without it never does. So no version is needed.
         return not all(map(_is_missing, self.resizes.values()))
 
     def restarted(self) -> None:
@@ -230,7 +226,8 @@ class CheckpointSource:
         self, watcher: DirWatcher[str], watches: Sequence[AncestorWatch[str]], batch: Sequence[DirEvent[str]]
     ) -> bool:
         """Read what changed, everything when there was no event; whether a kubelet has started."""
-        # A deleted one is read, too, to say so: operators delete it to change the policy.
+        # The kubelet renames ``.<digits>`` to the name, so the file is whole. A deleted one is read, too, to report it:
+        # operators delete it to change the policy.
         # By name only: one of the two directories may be a symbolic link to the other, or to what leads to it.
         changed = {event.name for event in batch if event.mask & (APPEARED | VANISHED) and event.name in _FILES}
         restarted = any(event.name == _SOCKET and event.mask & APPEARED for event in batch)
@@ -361,8 +358,9 @@ class CheckpointSource:
         return news
 
     def _find_socket(self) -> tuple[int, float] | None:
-        """Identity of a kubelet's socket; None while there is none. Pods of device plug-ins write there: no link."""
+        """Identity of a kubelet's socket; None while there is none."""
         try:
+            # lstat: pods of device plug-ins write in the directory, and may make a link.
             status = os.lstat(os.path.join(self._plugins, _SOCKET))
         except OSError:
             return None
@@ -370,8 +368,9 @@ class CheckpointSource:
 
 
 def _version(path: str) -> object:
-    """Changes when the file does; None while there is none. The kubelet replaces its files."""
+    """Changes when the file does; None while there is none."""
     try:
+        # The kubelet replaces its files: each is another inode.
         status = os.lstat(path)
     except OSError:
         return None

@@ -3,18 +3,15 @@
 A process is accepted when all of this holds, before and after its arguments are read:
 
 - all four of its user ids are 0;
-- it is in the user, PID and mount namespace of process 1 (in bypassd's, if it lacks the right to read those of process
-  1);
+- it is in the user, PID and mount namespace of process 1;
 - no hierarchy shows it in a pod's group (``kubepods``, in the form of any cgroup driver);
 - its first argument and its executable both have the searched name;
 - its executable is a regular file that only root can write, in directories that only root can write, and the path in
   process 1's file system leads to this same file.
 
 Where the operator names the program (``kubelet.executable``), its path replaces the name. Only a single such process is
-accepted. If there are several, none is: the operator must name the node's.
-
-A kubelet inside another program (k3s, MicroK8s' kubelite, KubeEdge's edgecore) has no process of its own: the program's
-is taken, where no process is a kubelet, and verified by the same rules.
+accepted. The process of a program with a kubelet inside (k3s, MicroK8s' kubelite, KubeEdge's edgecore) is verified by
+the same rules.
 
 **Cost**: 15 µs for each process of the machine, and 100 µs for each that has the name; what is read of one is bounded.
 Source: proc(5), namespaces(7).
@@ -135,6 +132,7 @@ def find_host_process(*, root: str = "/", executable: str | None = None, copied:
     candidates: list[HostProcess] = []
     rejected: list[Rejected] = []
     rejections = 0
+    # A program with a kubelet inside only where no process is a kubelet.
     for verify in (search.kubelet, search.with_kubelet_inside):
         for pid in pids:
             try:
@@ -182,12 +180,8 @@ def _copied(proc: str, pids: list[int], executable: str | None) -> HostSearch:
 
 
 def _is_roots(status: bytes) -> bool:
-    """Whether all user ids in a process's status file are root's.
-
-    Asked, as `_may_be_pods` is, before its command line is read, which is its own memory: in a mapped file of a file
-    system that the user serves (FUSE, or NFS of a pod's volume) a page takes as long as he likes. Not by the
-    directory's owner, who is root where a process cannot be dumped.
-    """
+    """Whether all user ids in a process's status file are root's."""
+    # Not by the directory's owner, who is root where a process cannot be dumped.
     return status_field(status, b"Uid:").split() == [b"0"] * 4
 
 
@@ -203,7 +197,7 @@ def _may_be_pods(directory: str) -> str:
 
 
 def _without_children(candidates: list[HostProcess]) -> list[HostProcess]:
-    """A program that starts another is there twice for a moment, until the child has its own program."""
+    # A program that starts another one runs twice for a moment, until the child has executed its own program.
     programs = {process.pid: process.program for process in candidates}
     return [process for process in candidates if programs.get(process.parent) != process.program]
 
@@ -217,6 +211,7 @@ class _Search:
         try:
             os.readlink(f"{self._host}/ns/mnt")
         except PermissionError:
+            # No right to read the namespaces of process 1: they are compared with bypassd's.
             self._host = f"{proc}/self"
         except OSError:
             # No process is accepted: each comparison of namespaces fails in the same way.
@@ -233,6 +228,8 @@ class _Search:
                 named = os.readlink(f"{self._proc}/{pid}/exe") == self._executable
                 return named and os.path.basename(self._executable) not in INSIDE
             status = _read(f"{self._proc}/{pid}/status", _MOST_TEXT)
+            # Before its command line is read, which is its own memory: in a mapped file of a file system that a user
+            # serves (FUSE, or NFS of a pod's volume) a page takes as long as that user likes.
             if not _is_roots(status) or _may_be_pods(f"{self._proc}/{pid}"):
                 # It is never accepted, only reported.
                 return os.fsdecode(status_field(status, b"Name:").strip()) in _KUBELETS

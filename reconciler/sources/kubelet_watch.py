@@ -1,11 +1,7 @@
 """Follows the kubelet's configuration at run time: it is read again, and what changes is passed on.
 
-The kubelet reads its flags and files once, when it starts. So the values of a running kubelet change with its process
-(pid and start time) only: a file that is edited meanwhile takes effect with the next process, and is reported as
-*pending* until then. Where no process was ever verified (a copied node, a kubelet in a container) the file is all there
-is, and its content counts.
-
-Each reading is triggered by the end of the process (pidfd), by `check` (a new ``kubelet.sock``), or by time.
+The values of a running kubelet change with its process (pid and start time) only. Where no process was ever verified (a
+copied node, a kubelet in a container) the file's content counts.
 
 Source: Kubernetes documentation, "kubelet" and "Set Kubelet Parameters Via A Configuration File"; pidfd_open(2).
 """
@@ -144,6 +140,7 @@ class KubeletWatch:
                 wait_s, absent_s = self._poll_s, _FIRST_POLL_S
             else:
                 wait_s, absent_s = absent_s, min(2 * absent_s, self._poll_s)
+            # Until the process ends, `check` (a new ``kubelet.sock``), or the time is over.
             async with trio.open_nursery() as nursery:
                 if reading.pid is not None and self._pidfd:
                     nursery.start_soon(self._wait_for_end, reading.pid)
@@ -184,6 +181,7 @@ class KubeletWatch:
             return self._settle_s
         if process is None:
             return self._take_file(reading)
+        # The kubelet reads its flags and files once, when it starts: an edited file takes effect with the next process.
         if process == self._adopted and not self.current.unread:
             self._note(reading)
             self._note_pending(reading)

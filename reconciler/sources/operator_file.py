@@ -98,7 +98,7 @@ class OperatorFile:
         return self._overrides
 
     def _unread(self, exc: OSError) -> Overrides:
-        # Another time it may be readable without having changed.
+        # It may become readable without a change: no version, so it is read again.
         self._version = None
         return self._keep(f"{self._path}: {exc.strerror or exc}")
 

@@ -1,12 +1,8 @@
 """Reads a pod list of any length in chunks: one pod is cut out, decoded and released before the next.
 
 A node's list may be larger than this agent's memory: 110 pods of 1.5 MiB and more each, of which a few hundred bytes
-are needed. And one pod of it may be unreadable (nesting that the decoder refuses, a field of the wrong type, a size
-that no pod has): that is this pod's problem. Labels and annotations of such a pod are still read if possible, as they
-decide its class.
-
-A pod whose bytes equal those in the last list is recognised by its beginning and its digest, at any
-place of the list, as a kubelet lists in any order. Nothing of it is searched or decoded again.
+are needed. A pod that is unreadable (nesting that the decoder refuses, a field of the wrong type, a size that no pod
+has) is one problem. A pod whose bytes equal those in the last list is recognised, and not decoded again.
 
 Source: RFC 8259; Kubernetes API reference, PodList v1 (``items`` is null when there are no pods).
 """
@@ -204,6 +200,7 @@ class Cutter:
                 part = data[at : at + _BEGINNING - len(self._held)]
                 self._held += part
                 at += len(part)
+                # By its bytes and not by its place: a kubelet lists in any order.
                 if len(self._held) == _BEGINNING:
                     self._candidate = self._known.get(bytes(self._held))
                     if self._candidate is None:
@@ -356,6 +353,7 @@ def _structure(data: bytes, *, in_string: bool, escaped: bool) -> tuple[int, int
         marks = marks.replace(b'""', b"")
     if in_string or b'"' in marks:
         texts = marks.split(b'"')
+        # Every second part is outside of strings. An odd number of quotes changes the state.
         marks = b"".join(texts[in_string::2])
         in_string ^= not len(texts) & 1
     for pair in _BALANCED:
@@ -454,6 +452,7 @@ def read_pod(item: bytes, length: int, first: int, source: str, reader: MarkRead
             pod = _pod_object(meta, known, _decode_pod(rest))
         except _UNREADABLE as exc:
             problem = str(exc)[:_LONGEST_PROBLEM]
+    # Of an unreadable pod, too: they decide its class.
     marks = marks_of(meta.labels, meta.annotations, reader)
     if pod is not None:
         return ListedPod(meta_of(pod, source, marks), whole=marks.labels is not None and marks.annotations is not None)
@@ -463,6 +462,7 @@ def read_pod(item: bytes, length: int, first: int, source: str, reader: MarkRead
 
 def _short(text: Raw, most: int) -> str | None:
     """A name, which is not even decoded when it is longer than any may be. Errors: `msgspec.DecodeError`."""
+    # A character has at most six bytes in JSON; and the two quotes.
     if len(memoryview(text)) > 6 * most + 2:
         raise msgspec.DecodeError(too_long("name, namespace or uid", len(memoryview(text)), most))
     name: str | None = _decode_text(text)
@@ -488,12 +488,10 @@ def _first(items: list[Raw] | None, decode: Callable[[Raw], T]) -> list[T] | Non
 
 
 def _parts(item: bytes, first: int, *, whole: bool) -> tuple[bytes, bytes]:
-    """A pod's metadata and its other parts, which may be cut off or unreadable; all of it twice if it begins otherwise.
-
-    The metadata may be long, so it is passed over no second time.
-    """
+    """A pod's metadata, and its other parts, which may be unreadable; all of it twice if it begins otherwise."""
     start = _METADATA.match(item)
     if start is not None and start.end() < first <= len(item):
+        # The metadata may be long: where it ends was found when the item was cut.
         return b'{"metadata":' + item[start.end() : first] + b"}", b'{"metadata":null' + item[first:]
     if not whole:
         raise msgspec.DecodeError("its metadata is cut off")

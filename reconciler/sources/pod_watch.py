@@ -1,13 +1,7 @@
 """This node's pods at the API server, by one list and a watch: changed labels and annotations within milliseconds.
 
-The list is requested once; then a watch from that version on. A watch that ends is continued from the last version,
-without a list: the server ends it after some minutes, and bookmarks keep the version recent. A version that the server
-does not have any more (410) means a new list. Whatever fails is repeated after a delay that doubles up to 30 s, with
-jitter; meanwhile the kubelet's list counts.
-
-A watch without messages may be dead. TCP probes end it when the server's machine vanished; a server that was stopped
-keeps its connections (`_SUSPECT_S`), and one whose store was replaced by an older one reports nothing until its version
-has passed ours (`_SILENCE_S`). The kubelet's list is compared, too (`PodWatch.compare`).
+Whatever fails is repeated after a delay that doubles up to 30 s, with jitter; meanwhile the kubelet's list counts. A
+watch without messages may be dead: it is probed, ended after a time, and compared with the kubelet's list.
 
 Source: Kubernetes documentation, "API Concepts": efficient detection of changes, watch bookmarks, resource versions.
 """
@@ -50,10 +44,14 @@ _GRACE_S: Final = 30.0
 _SILENCE_S: Final = 90.0
 """A server that has sent bookmarks, and any after an outage, is connected again after so long without a byte.
 
-Bookmarks arrive about once a minute. If nothing came in all of that watch, the pods are listed anew.
+Bookmarks arrive about once a minute. A server whose store was replaced by an older one sends nothing until its version
+has passed ours.
 """
 _SUSPECT_S: Final = 30.0
-"""After so long without a byte the server must respond to a request on another connection."""
+"""After so long without a byte the server must respond to a request on another connection.
+
+TCP probes find a machine that has vanished, but a server that was stopped keeps its connections.
+"""
 _ALIVE_S: Final = 5.0
 """The time that a server has for the request that shows that it responds."""
 _PROBE_S: Final = 5.0
@@ -226,11 +224,9 @@ class PodWatch:
         self._again.set()
 
     def compare(self, listed: PodMeta) -> None:
-        """Connect again, from the last version, if the kubelet has just listed other marks of a pod.
-
-        The kubelet has its pods from a watch like this one: a difference that is not gone by its next list means that
-        this one is stale. It may also be some milliseconds behind; another connection does no harm then.
-        """
+        """Connect again, from the last version, if the kubelet has just listed other marks of a pod."""
+        # The kubelet has its pods from a watch like this one: if they differ, this one is stale. It may also be only
+        # some milliseconds behind; another connection does no harm then.
         known, now = self._known.get(listed.uid), trio.current_time()
         if self._scope is None or not self._live or now - self._doubted_at < _DOUBT_S:
             return
@@ -303,6 +299,8 @@ class PodWatch:
             with trio.CancelScope() as self._scope:
                 if self._list_again:
                     self._list_again, self._version = False, None
+                # Only at first and after a 410. The server ends each watch after some minutes, and the next one
+                # continues from the last version, which bookmarks keep recent.
                 if self._version is None:
                     await self._list()
                 answer = await self._watch(self._version or "")
@@ -390,8 +388,8 @@ class PodWatch:
             return await self._follow(version, lasts_s, take)
         finally:
             self._cut = trio.current_time() - began < lasts_s
-            # An older store may be behind the server (`_SILENCE_S`). Not after a failure to connect, nor where
-            # bookmarks have not been due. Usual on a quiet cluster of 1.26.
+            # Nothing came: the server may have an older store. Not after a failure to connect, nor where bookmarks have
+            # not been due. Usual on a quiet cluster of 1.26.
             if self._live and not self._parts and trio.current_time() - began >= min(_SILENCE_S, lasts_s):
                 _LOG.info("the pod watch was silent: listing again")
                 self._version = None
@@ -446,7 +444,7 @@ class PodWatch:
             raise SourceError(NAME, f"not a watch event: {str(exc)[:_LONGEST_PROBLEM]}") from exc
         if event.type == "BOOKMARK":
             self._bookmarked = True
-            # Its store is another one now.
+            # A server with the same store never reports an earlier version: its store is another one now.
             if _precedes(version, self._version):
                 raise ExpiredError
         if event.type in {"ADDED", "MODIFIED", "DELETED"}:
@@ -507,7 +505,7 @@ class PodWatch:
 
 
 def _precedes(version: str, other: str | None) -> bool:
-    """Whether a version is from before the other one, which a server with the same store never reports."""
+    """Whether a version is from before the other one."""
     then, now = digits(version), digits(other or "")
     return then is not None and now is not None and then < now
 

@@ -1,8 +1,7 @@
 """Where the container runtimes of this node keep their per-container directories.
 
-Two kinds, both holding one directory per container id: the runtime's own state (``<id>/state.json`` of runc,
-``<id>/status`` of crun: `reconciler.sources.runtime_files`), and the OCI bundle (``<id>/config.json``, and ``init.pid``
-when containerd's shim has started it; CRI-O's is in ``<runroot>/<driver>-containers/<id>/userdata``).
+Two kinds, with one directory per container id: the runtime's own state (`reconciler.sources.runtime_files`), and the
+OCI bundle, in which containerd's shim writes ``init.pid`` when it has started the container.
 
 Source: containerd's shim for runc (v1 and v2), its configuration formats 1 to 3; moby; crio.conf(5), crio.conf.d(5),
 containers-storage.conf(5).
@@ -298,7 +297,7 @@ def _read_crio(root: str = "/") -> _CrioDirs:
         except InputError as exc:
             problems.append(exc)
 
-    # First: it counts for what CRI-O's own files do not name.
+    # First: a later value wins, and this one counts only for what CRI-O's own files do not name.
     take(CRIO_STORAGE, "storage", {"runroot": "runroot", "graphroot": "root", "driver": "storage_driver"})
     for path in (CRIO_CONFIG, *_crio_drop_ins(root, problems)):
         take(path, "crio", {"runroot": "runroot", "root": "root", "storage_driver": "storage_driver"})
