@@ -2,8 +2,6 @@
 
 On cgroup v2 containerd and CRI-O give an unprivileged container a cgroup namespace. There ``/proc/PID/cgroup`` names
 another pod's group ``/../../podUID/ID``: without ``kubepods``, by which bypassd identifies the processes of pods.
-Process 1 is the node's where the pod has ``hostPID``; joining its namespace needs CAP_SYS_ADMIN, and opening it
-CAP_SYS_PTRACE.
 
 Source: cgroup_namespaces(7), setns(2). Python 3.11 has no call for it.
 """
@@ -24,6 +22,7 @@ def join_host_cgroups(host: str = "/proc/1") -> str | None:
     process 1.
     """
     try:
+        # Process 1 is the node's where the pod has ``hostPID``; this needs CAP_SYS_PTRACE, and setns CAP_SYS_ADMIN.
         if os.readlink(f"{host}/ns/cgroup") == os.readlink("/proc/self/ns/cgroup"):
             return None
         number = os.open(f"{host}/ns/cgroup", os.O_RDONLY | os.O_CLOEXEC)
@@ -40,8 +39,9 @@ def join_host_cgroups(host: str = "/proc/1") -> str | None:
 
 
 def _problem(host: str, error: str) -> str | None:
-    """Not being able to compare is a problem only where paths are relative: process 1 is then outside."""
+    """The message, where paths are relative; else not being able to join is no problem."""
     try:
+        # Process 1 is outside of this process's namespace then.
         with open(f"{host}/cgroup", encoding="utf-8", errors="replace", newline="\n") as file:
             relative = any(line.partition(":")[2].partition(":")[2].startswith(_OUTSIDE) for line in file)
     except OSError:

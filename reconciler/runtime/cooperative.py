@@ -39,13 +39,10 @@ def all_steps(steps: Steps[T]) -> T:
 
 
 def share_interpreter() -> None:
-    """For the whole process: no thread blocks the loop for longer than a millisecond; Python's own interval is 5 ms.
-
-    A thread that needs the interpreter waits until the thread that has it makes a system call, or for this interval.
-    While 500 pods' resctrl was swept in a thread, the loop's timers were 5.3 ms late in the median (p99 7-11), and with
-    this 1.3 ms (p99 2-5). It costs nothing while only one thread is runnable. Single calls of C code (a sort, a union
-    of sets) are not interrupted.
-    """
+    """For the whole process: no thread but one in a call of C code blocks the loop for longer than a millisecond."""
+    # A thread that needs the interpreter waits until the thread that has it makes a system call, or for this interval,
+    # 5 ms by default. While 500 pods' resctrl was swept in a thread, the loop's timers were 5.3 ms late in the median
+    # (p99 7-11), and with this 1.3 ms (p99 2-5). It costs nothing while only one thread is runnable.
     sys.setswitchinterval(_SWITCH_S)
 
 

@@ -25,7 +25,6 @@ class AlreadyRunningError(AgentError):
 class InstanceLock:
     """``<directory>/lock`` and the directory itself, held with flock until `release` or the process's end.
 
-    The file remains: removing it would let two processes hold locks on two files of one name.
     Errors: `AlreadyRunningError`; `AgentError` when the directory cannot be used.
     """
 
@@ -34,7 +33,7 @@ class InstanceLock:
         self._fds: list[int] = []
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
-            # The directory is locked, too: on a read-only or full file system the file may not be had.
+            # The directory is locked, too: on a read-only or full file system the file cannot be made.
             self._fds.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
             self._fds.append(_open(self.path))
         except OSError as exc:
@@ -64,6 +63,7 @@ class InstanceLock:
                 raise
 
     def release(self) -> None:
+        # The file remains: without it two processes could hold locks on two files of one name.
         while self._fds:
             os.close(self._fds.pop())
 

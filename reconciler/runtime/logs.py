@@ -1,13 +1,7 @@
 """Destination and form of log lines: JSON or console lines, and the journal's priorities without a client.
 
-`cgroupfs.log` has the loggers.
-
-Under systemd each line starts with ``<priority>``, which journald removes; JOURNAL_STREAM shows whether standard error
-*is* the journal, as a unit may redirect it. Values are quoted and of bounded length, so that a pod's name can never
-forge a line.
-
-Equal lines are folded (`Repeats`): an error that occurs a hundred times a second, or that a pod can cause at will,
-costs a few lines an hour.
+`cgroupfs.log` has the loggers. Values are quoted and of bounded length, so that a pod's name can never forge a line;
+equal lines are folded (`Repeats`).
 """
 
 import copy
@@ -68,11 +62,12 @@ class _Folded:
 
 @final
 class Repeats:
-    """Decides which records are written. ``clock``: monotonic seconds.
+    """Decides which records are written, so that an error that a pod can cause at will costs a few lines an hour.
 
     The first of equal lines is written at once, the following ones as a count: after a line, equal ones are counted for
     `FIRST_S` seconds, then one is written with their count, and while they continue each pause is twice as long as the
-    previous one, up to `LONGEST_S`. A count is also written when no equal line follows any more.
+    previous one, up to `LONGEST_S`. A count is also written when no equal line follows any more. ``clock``: monotonic
+    seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -84,13 +79,11 @@ class Repeats:
         return len(self._lines)
 
     def take(self, record: logging.LogRecord) -> Iterator[logging.LogRecord]:
-        """The records to write now: due counts, then the record itself unless it is only counted.
-
-        Debug lines are never counted: they are enabled to see each.
-        """
+        """The records to write now: due counts, then the record itself unless it is only counted."""
         now = self._clock()
         if now >= self._check_at:
             yield from self.due()
+        # Debug lines are enabled to see each.
         if record.levelno <= logging.DEBUG:
             yield record
             return
@@ -222,7 +215,7 @@ def uncaught(kind: type[BaseException], exc: BaseException, trace: TracebackType
 
 
 def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether ``stream`` is the journal's stream from systemd.
+    """Whether ``stream`` is the journal's stream from systemd: a unit may redirect standard error.
 
     Source: systemd.exec(5), ``JOURNAL_STREAM`` (device and inode, to be compared with the file's own).
     """
@@ -245,7 +238,7 @@ class _Formatter(logging.Formatter, ABC):
         text = self.lines(record)
         if not self._journal:
             return text
-        # journald reads a priority per line: a traceback's lines need it as well.
+        # journald reads a priority per line, and removes it: a traceback's lines need it as well.
         prefix = f"<{_PRIORITY.get(record.levelno, 6)}>"
         return "\n".join(f"{prefix}{line}" for line in text.split("\n"))
 

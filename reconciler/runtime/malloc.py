@@ -1,8 +1,5 @@
 """Limits the daemon's memory: one allocation arena, no huge pages, and free pages of the start returned.
 
-A daemon on every node costs its memory on every node. glibc gives each allocating thread an arena of its own and keeps
-freed pages; the few threads here (store, kubelet list, rendering) allocate little, and contention costs nothing.
-
 Source: mallopt(3), malloc_trim(3), prctl(2). Elsewhere (musl) both are absent and nothing is done.
 """
 
@@ -24,16 +21,19 @@ def limit_arenas() -> None:
     libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
     mallopt = getattr(libc, "mallopt", None)
     if mallopt is not None:
+        # glibc gives each allocating thread an arena of its own. The few threads here (store, kubelet list, rendering)
+        # allocate little, so contention costs nothing.
         mallopt(_M_ARENA_MAX, 1)
 
 
 def keep_objects() -> None:
     """Existing objects are long-lived: the collector skips them from now on, after one pass over the new ones.
 
-    A pass takes half a microsecond an object, in one piece, on a CPU that an online pod may want. The modules are most
-    of all objects and hold no garbage, so they are kept before the loop begins, and each stage of the start in turn.
+    Called before the loop begins, and after each stage of the start in turn.
     """
     gc.collect()
+    # A pass takes half a microsecond an object, in one piece, on a CPU that an online pod may want; most objects are
+    # modules, which hold no garbage.
     gc.freeze()
 
 

@@ -1,8 +1,5 @@
 """Writes a small file into a directory that another user controls, without following its links.
 
-Every component of the path is opened by itself and never through a symlink. The file is made under an unpredictable
-name and renamed into place: an existing entry, a symlink or a FIFO, is replaced, neither followed nor opened.
-
 All calls may block as long as the file system does: from a thread only.
 """
 
@@ -47,10 +44,12 @@ class NoteFile:
         if len(data) > LARGEST:
             raise OSError(errno.EFBIG, f"more than {LARGEST} bytes")
         with self._directory() as directory:
+            # First: it would acknowledge the new note.
             self._remove(directory, f"{self._name}.ack")
             owner = os.fstat(directory)
             import secrets  # OpenSSL and random numbers, which most programs that know this file's rules do not need
 
+            # An unpredictable name, then a rename: an existing entry (symlink, FIFO) is neither followed nor opened.
             temporary = f".{self._name}.{secrets.token_hex(8)}"
             number = os.open(temporary, _NEW, 0o600, dir_fd=directory)
             try:
@@ -82,6 +81,7 @@ class NoteFile:
     def _directory(self) -> Iterator[int]:
         number = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
+            # One component at a time: O_NOFOLLOW concerns the last one of a path only.
             for part in self._inside:
                 below = os.open(part, _DIRECTORY, dir_fd=number)
                 os.close(number)

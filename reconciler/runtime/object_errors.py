@@ -1,11 +1,7 @@
 """Errors of single objects: a pod, a group, a container, a directory. Contained, counted, shown, and retried.
 
-A failed read or a damaged file of one object must not stop the work on the others. Work on one object at a time runs
-within `ObjectErrors.contained`: an error ends there, the object's key is among the problems, and `due` names it again
-after a growing wait. A programming error counts as one, too, and is logged with its trace: a pod that causes it must
-not stop the node's protection.
-
-An error proves nothing: the object's last known state is kept.
+Work on one object at a time runs within `ObjectErrors.contained`: an error ends there, the object's key is among the
+problems, and `due` names it again after a growing wait. An error proves nothing: the object's last known state is kept.
 """
 
 import time
@@ -132,7 +128,7 @@ class _Contained:
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: object) -> bool:
         if not isinstance(exc, Exception):
             return False
-        # A programming error of one object remains its own, too.
+        # A programming error, too: a pod that causes it must not stop the node's protection.
         self._errors.failed(self._key, exc)
         return True
 

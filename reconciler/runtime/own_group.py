@@ -3,20 +3,11 @@
 CFS places a group that has slept behind the run queue's minimum, by up to half a latency period (3 ms on one CPU, 12 ms
 on large machines), against kubepods, which never sleeps while BE work runs. With the usual 1024 shares (system.slice)
 such a group is picked at each wake-up and keeps the CPU for the credit of up to 5 ms, whatever the daemon's nice value:
-that counts inside its group only. With a small weight it is picked later, and leaves the CPU after each short stint
-(`reconciler.runtime.stint_timer`, docs/performance.md). EEVDF (Linux 6.6 and later) has no such credit: there only the
-small weight counts.
+that counts inside its group only. EEVDF (Linux 6.6 and later) has no such credit.
 
-So the daemon runs in a group of its own directly below the root, with a small weight (`node.own_shares`):
-
-- the unit has ``Slice=bypassd.slice``;
-- where no service manager made a CPU group for it (no CPU accounting on cgroup v1, or a start in a login session
-  there), it makes ``/bypassd.slice`` itself, moves into it, and leaves and removes it when it stops;
-- in a pod or another container, and where another slice was chosen for the unit, its group is the administrator's
-  choice: only reported.
-
-The weight is larger in four states: the start, a container in creation, work that waits, and after a wait without any
-CPU time. It is read back, and written again where another program (systemd at daemon-reload) changed it.
+So the daemon runs in a group of its own directly below the root, with a small weight (`node.own_shares`), which makes
+it leave the CPU after each short stint (`reconciler.runtime.stint_timer`, docs/performance.md). The weight is larger in
+four states: the start, a container in creation, work that waits, and after a wait without any CPU time.
 
 Units: shares as in cpu.shares of cgroup v1, 1024 for a service; on v2 cpu.weight is the same ratio to 100.
 Source: the kernel's sched-design-CFS and place_entity(); measured in virtual time on Linux 5.10 and 6.1.
@@ -123,6 +114,7 @@ def placement_of(group: str, kubepods: str) -> Placement:
         return Placement.ROOT if group == "/" else Placement.UNKNOWN
     if top == top_group(kubepods):
         return Placement.POD
+    # The unit has ``Slice=bypassd.slice``.
     return Placement.OWN if top == GROUP else Placement.SHARED
 
 
@@ -221,8 +213,10 @@ class OwnGroup(trio.abc.Instrument):
         """Take the place, and keep the weight of the start. Errors: none; a refusal is logged and in `status`."""
         if self._shares == USUAL_SHARES or self._group is None or not self._hierarchy.writable("cpu"):
             return
+        # Where no service manager made a group for the daemon it makes one itself; `stop` removes it.
         if self._may_move():
             self._move()
+        # A pod's or container's group, or another slice of the unit, is the administrator's choice: only reported.
         if placement_of(self._group, self._kubepods) is not Placement.OWN:
             return
         self._managed = True
@@ -244,19 +238,18 @@ class OwnGroup(trio.abc.Instrument):
             _LOG.info("all parts have started", group=self._group, shares=self._shares)
 
     def stop(self) -> None:
-        """Take the weight of the start for the end, and leave a group made by itself. Errors: none.
-
-        With the usual weight the lag that the small one needs to be picked (20 ms) would be as much CPU time, in which
-        no online task runs: 23 ms on 5.10. systemd removes the slice with its last service.
-        """
+        """Take the weight of the start for the end, and leave a group made by itself. Errors: none."""
         if self._managed:
             self._managed = False
             trio.lowlevel.remove_instrument(self)
             paced = self._timer.pace(on=True)
+            # With the usual weight, unpaced, the lag that the small one needs to be picked (20 ms) would be as much CPU
+            # time, in which no online task runs: 23 ms on 5.10.
             self._write(USUAL_SHARES if paced else self._most)
             if not (self._eevdf or paced):
                 self._sleep(_SETTLE_S)
         if self._came_from is None:
+            # systemd removes the slice with its last service.
             return
         directory = self._hierarchy.directory("cpu", GROUP)
         with suppress(OSError):
@@ -328,6 +321,7 @@ class OwnGroup(trio.abc.Instrument):
         self._check_at = now + _CHECK_S
         if 0 < self._kept_until <= now:
             self._rest, self._kept_until = self._shares, 0.0
+        # Another program has changed it: systemd does at daemon-reload.
         if self._read_shares() != self._as_read(self._rest):
             self._write(self._rest)
 
@@ -380,15 +374,12 @@ class OwnGroup(trio.abc.Instrument):
         return False
 
     def _may_move(self) -> bool:
-        """Whether the group is neither a pod's nor one that a service manager made in this hierarchy.
-
-        systemd manages the place of a service in the CPU hierarchy where it made a group for it. A service without CPU
-        accounting is in the root of that hierarchy on v1.
-        """
+        """Whether the group is neither a pod's nor one that a service manager made in this hierarchy."""
         if os.geteuid() != 0 or self._hierarchy.root != "/":
             return False
         placement = placement_of(self._group or "", self._kubepods)
         if placement is Placement.ROOT:
+            # On v1 a service without CPU accounting is here: systemd manages only the groups that it made.
             return self._version == 1 or not _has_systemd()
         # Of other groups only that of a login session is left: a container's is one of its limits.
         return (self._group or "").startswith(_SESSIONS) and self._version == 1
@@ -416,10 +407,8 @@ class OwnGroup(trio.abc.Instrument):
 
 
 def remove_left(hierarchy: Hierarchy) -> None:
-    """Remove the group that a killed daemon made for itself. One with processes or groups remains. Errors: none.
-
-    Not in a copied node, whose groups are directories. Of systemd's own an empty one is made again when it is needed.
-    """
+    """Remove the group that a killed daemon made for itself. One with processes or groups remains. Errors: none."""
+    # Not in a copied node, whose groups are directories. It may be systemd's, which makes it again when it is needed.
     if hierarchy.root == "/" and hierarchy.version("cpu") is not None:
         with suppress(OSError):
             os.rmdir(hierarchy.directory("cpu", GROUP))

@@ -61,7 +61,8 @@ class OwnProcess:
         self.stints = Stints()
 
     def may_pace(self) -> bool:
-        """Whether the work for a container in creation is to be paced: with the priority; if late, without a budget."""
+        """Whether the work for a container in creation is to be paced."""
+        # Without the priority it would wait for a CPU after each pause. Late work first uses up its budget.
         return self.priority.is_real_time and (self._waited_s() < LATE_S or self.priority.charge_budget() <= 0)
 
     def prepare(self) -> None:

@@ -1,10 +1,9 @@
 """The daemon's group in the CPU hierarchy, its weights, and the weight of its first second (`begin`).
 
-`reconciler.runtime.own_group` manages the weight from the first look at the node on. Until then the program imports its
-libraries, more than a second of work for a slow CPU, in the group that systemd has made, which weighs as much as
-kubepods: measured in virtual time on Linux 5.10 beside BE pods, p99 of an online pod was 6 to 8 times its own for 2.7
-seconds. So this module imports little, and its function is called before the program's other imports: it paces the
-work (`reconciler.runtime.stint_timer`) or lowers the weight.
+Until `reconciler.runtime.own_group` manages the weight the program imports its libraries, more than a second of work
+for a slow CPU, in the group that systemd has made, which weighs as much as kubepods: measured in virtual time on Linux
+5.10 beside BE pods, p99 of an online pod was 6 to 8 times its own for 2.7 seconds. So this module imports little, and
+`begin` is called before the program's other imports.
 
 Units: shares as in cpu.shares of cgroup v1, 1024 for a service; on v2 cpu.weight is the same ratio to 100.
 """
@@ -73,8 +72,7 @@ def begin(
 ) -> None:
     """Pace the start, or where ``timer`` cannot, lower a usual weight of the own group to `RAISED_SHARES`.
 
-    Another weight is the administrator's, or of an earlier run. ``release``: of another kernel than the running one.
-    Errors: none; `OwnGroup` reports what is in force.
+    ``release``: of another kernel than the running one. Errors: none; `OwnGroup` reports what is in force.
     """
     if has_eevdf(release or os.uname().release):
         return
@@ -84,6 +82,7 @@ def begin(
             return
         usual, value = (USUAL_SHARES, RAISED_SHARES) if version == 1 else (_USUAL_WEIGHT, service_weight(RAISED_SHARES))
         path = f"{mount}{GROUP}/{'cpu.shares' if version == 1 else 'cpu.weight'}"
+        # Another weight is the administrator's, or of an earlier run.
         if int(_read(path)) == usual and not timer.pace(on=True):
             with open(path, "w", encoding="ascii") as file:
                 file.write(str(value))
@@ -91,10 +90,8 @@ def begin(
 
 
 def _cpu_mount(mounts: str) -> tuple[str, int]:
-    """Directory and version of the CPU hierarchy; v1 where both are mounted. Errors: `ValueError` without one.
-
-    Not `cgroupfs.hierarchy`, whose imports would be a part of what is to be paced.
-    """
+    """Directory and version of the CPU hierarchy; v1 where both are mounted. Errors: `ValueError` without one."""
+    # Not by `cgroupfs.hierarchy`, whose imports would be a part of what is to be paced.
     rows = [row for row in (line.split(" ") for line in lines_of(mounts)) if len(row) > 3]
     for _, directory, kind, options, *_ in rows:
         if kind == "cgroup" and "cpu" in options.split(","):

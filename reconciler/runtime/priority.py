@@ -2,11 +2,8 @@
 
 A few milliseconds are left between the runtime's signal and the container's first instruction. On a busy node the loop
 would spend them waiting for a CPU whatever its nice value, which counts within its own cgroup (or session) only. So it
-waits under SCHED_FIFO, and runs at once when an event arrives, above all usual work. What it then takes from the online
-pod on that CPU is their latency (measured: twice the p99 of requests of 3 ms, with 10 ms at once for any work), so the
-priority remains only as long as a container waits for it. Its work is paced, or has a budget of CPU time (`SHARE`);
-the kernel bounds a step that does not yield (`_STEP_S`, `_KILL_S`), and keeps a share of each CPU from all real-time
-tasks (kernel.sched_rt_runtime_us).
+waits under SCHED_FIFO, and keeps that priority only for a container in creation. Its work is paced, or has a budget of
+CPU time (`SHARE`); the kernel bounds a step that does not yield (`_STEP_S`, `_KILL_S`).
 
 Source: sched(7), setrlimit(2), trio's Instrument.
 """
@@ -56,10 +53,7 @@ class PriorityCalls:
     """The system calls about the calling thread, and its process's limit. Errors: `OSError`, `ValueError`."""
 
     def set_scheduler(self, policy: int, level: int) -> None:
-        """See sched_setscheduler(2). The threads and programs that this one starts get neither of its priorities.
-
-        They inherit the limit, which concerns real-time tasks only.
-        """
+        """See sched_setscheduler(2). The threads and programs that this one starts get neither of its priorities."""
         os.sched_setscheduler(0, policy | os.SCHED_RESET_ON_FORK, os.sched_param(level))
 
     def set_nice(self, nice: int) -> None:
@@ -230,7 +224,9 @@ class LoopPriority(trio.abc.Instrument):
                 self._spent = True
                 self._lower()
             elif not starting:
-                # Neither a container in creation, nor an unread event that may be of one: it ends with the wait.
+                # Neither a container in creation, nor an unread event that may be of one. What the loop took from the
+                # online pod on this CPU would be that pod's latency: twice the p99 of requests of 3 ms were measured,
+                # with 10 ms at once for any work.
                 self._lower()
         elif starting and (TIMER.paces_creation or (not self._spent and self._budget_s > 0)):
             # It appeared in the midst of other work, or every CPU is busy now. A pause at the nice value would last

@@ -71,6 +71,7 @@ def list_directory(path: str, rule: FileRule, *, root: str = "/") -> list[str]:
     with _opened(path, rule, root) as number:
         if not stat.S_ISDIR(os.fstat(number).st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        # By this name: an O_PATH descriptor itself cannot be read.
         return sorted(os.listdir(f"/proc/self/fd/{number}"))
 
 
@@ -82,10 +83,8 @@ def check_directory(path: str, rule: FileRule, *, root: str = "/") -> None:
 
 
 def check_socket(path: str, rule: FileRule) -> None:
-    """Errors: `OSError` unless it is a socket that the rule admits.
-
-    Of a world-connectable socket only the owner counts: the write permission decides who may connect.
-    """
+    """Errors: `OSError` unless it is a socket that the rule admits."""
+    # The write permission of a socket decides who may connect: only its owner counts.
     with _opened(path, rule, "/", socket=True) as number:
         if not stat.S_ISSOCK(os.fstat(number).st_mode):
             raise UntrustedFileError(path, "is not a socket")

@@ -7,8 +7,7 @@ The kernel signals the thread after each `STINT_S` of its CPU time, and the hand
 - a sleep to the next multiple of `PACE_S` or `CREATION_PACE_S`, where a large weight or the real-time priority would
   keep the CPU: the daemon's start and end, and a container in creation (`StintTimer.pace`, `.follow_creation`).
 
-No Python code runs at a signal: trio is not woken up, and C code is interrupted, too. Interrupted system calls begin
-again (SA_RESTART, and PEP 475); jobs that may wait in the kernel have no timer (`reconciler.runtime.stints`).
+Jobs that may wait in the kernel have no timer (`reconciler.runtime.stints`).
 
 Why the weights alone are not enough (traced on 5.10: kernel's /proc/sched_debug): on Linux up to 6.5 (CFS) a group with
 few shares is picked only when it lags behind kubepods by the wake-up granularity (1 ms and more) divided by its weight,
@@ -188,12 +187,10 @@ class _CpuEvent:
 
 @final
 class _ClockTimer:
-    """An interval timer on the monotonic clock for the calling thread. Errors: `OSError`.
+    """An interval timer on the monotonic clock for the calling thread. Errors: `OSError`."""
 
-    It also expires while the thread waits for the CPU after its yield, so half of the signals follow at once after
-    another: a tenth more CPU time in all than with `_CpuEvent`.
-    """
-
+    # It also expires while the thread waits for the CPU after its yield: half of the signals follow at once after
+    # another, a tenth more CPU time in all than with `_CpuEvent`.
     counts_sleep = True
 
     def __init__(self, library: ctypes.PyDLL) -> None:
@@ -301,10 +298,8 @@ class StintTimer:
         return ""
 
     def pace(self, *, on: bool) -> bool:
-        """From now on sleep after each stint, where every CPU is busy, or yield as usual; whether it sleeps now.
-
-        Only with perf events: a timer would go on during the sleep. An idle CPU needs no pauses.
-        """
+        """From now on sleep after each stint, where every CPU is busy, or yield as usual; whether it sleeps now."""
+        # `_may_pace`: only with perf events, as a timer on the clock would go on during the sleep.
         self.paced = on and self._ordinary and self._may_pace and _is_busy()
         self._use_handler()
         return self.paced
@@ -325,7 +320,7 @@ class StintTimer:
         self.hold(held=creating and not paces)
 
     def _was_busy(self) -> bool:
-        """Whether every CPU was busy at the last look."""
+        """Whether every CPU was busy at the last check."""
         now = time.monotonic()
         if now - self._busy_at > _BUSY_AGAIN_S:
             self._busy_at, self._busy = now, _is_busy()
@@ -336,7 +331,7 @@ class StintTimer:
         if each_s == self._each_s:
             return
         if each_s:
-            # It counts on while nothing reads it, without an interrupt.
+            # While nothing reads it, it counts without an interrupt.
             self._libc.timerfd_settime(_SIGNAL, 0, ctypes.byref(_spec(each_s)), None)
         if bool(each_s) != bool(self._each_s):
             # eventfd_read(3) has a descriptor for its argument: that of a timer with the signal's number. nanosleep(2)
@@ -346,6 +341,8 @@ class StintTimer:
 
     def _handle(self, function: str) -> None:
         """Errors: `OSError`, `AttributeError`."""
+        # A function of the C library: no Python code runs at a signal, so trio is not woken up, and C code is
+        # interrupted, too. SA_RESTART: interrupted system calls begin again, as by PEP 475.
         address = ctypes.cast(getattr(self._libc, function), ctypes.c_void_p).value
         action = _Sigaction(handler=address, flags=_SA_RESTART | _SA_SIGINFO)
         ctypes.memset(action.mask, 0xFF, ctypes.sizeof(action.mask))
@@ -382,7 +379,7 @@ class StintTimer:
             return
         timer.run()
         if not self._may_run():
-            # Since the question above: by the loop's thread.
+            # The loop's thread has held it since the check above.
             timer.stop()
 
     def rest(self) -> None:

@@ -116,11 +116,7 @@ class Stints(trio.abc.Instrument):
 
 @final
 class OncePerPass(trio.abc.Instrument):
-    """A condition that several instruments need in each pass of the loop, and that takes system calls: checked once.
-
-    Between two steps without a wait the result of before the check for events is that of after it, too: only a few
-    microseconds lie between them. Before a wait no instrument needs it.
-    """
+    """A condition that several instruments need in each pass of the loop, and that takes system calls: checked once."""
 
     def __init__(self, check: Callable[[], bool]) -> None:
         self._check = check
@@ -146,6 +142,8 @@ class OncePerPass(trio.abc.Instrument):
         return result
 
     def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio calls it so
+        # Not after it again: where the loop only checks for events, a few microseconds lie between, and before a wait
+        # no instrument needs the result.
         self._result = None
 
 
@@ -181,14 +179,15 @@ async def in_worker(
 ) -> _T:
     """`trio.to_thread.run_sync`, whose CPU time counts as the calling task's component's.
 
-    The thread has the stint timer meanwhile, unless the job may be abandoned: such a job waits in the kernel, where a
-    signal would end a reclaim half-way, or wake up a wait that hangs.
+    The thread has the stint timer meanwhile, unless the job may be abandoned.
     """
     spent_s = 0.0
 
     def timed() -> _T:
         nonlocal spent_s
         began = time.thread_time()
+        # A job that may be abandoned waits in the kernel: a signal would end a reclaim half-way, or wake up a wait that
+        # hangs.
         if not abandon_on_cancel:
             TIMER.run()
         try:

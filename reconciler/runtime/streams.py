@@ -35,10 +35,7 @@ class OutputError(AgentError):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that writes as the programs do: its messages quote the arguments, which may come from anywhere.
-
-    The library's own way would also be silent about a help text that a full disk did not take.
-    """
+    """A parser that writes as the programs do: its messages quote the arguments, which may come from anywhere."""
 
     def _get_formatter(self) -> argparse.HelpFormatter:
         # The library would import shutil for the width, with two libraries for compression: at each option, too.
@@ -84,7 +81,8 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, f"{str(value)!r}{near or known}")
 
     def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
-        # Standard error first, because both may be None.
+        # Not the library's own, which is silent about a help text that a full disk did not take. Standard error first,
+        # because both may be None.
         if file is sys.stderr:
             complain_lines(message.splitlines())
         else:
@@ -115,15 +113,14 @@ def columns(terminal: TextIO | None = None) -> int:
 def prepared() -> Iterator[None]:
     """Have standard streams that no text can break while the block runs.
 
-    A character that the terminal's encoding does not have becomes an escape. The number of a stream that is closed is
-    taken: the next file to be opened would have it, and be written to. Of standard error all texts are made safe, as
-    libraries, warnings and modules' own log lines go there by themselves.
+    A character that the terminal's encoding does not have becomes an escape.
     """
     for number in _STANDARD:
         try:
             os.fstat(number)
         except OSError:
-            # The lowest free number is this one. Child processes inherit it, too.
+            # Else the next file to be opened would have the number of the closed stream, and be written to. This one
+            # gets it, as the lowest that is free. Child processes inherit it, too.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -131,6 +128,7 @@ def prepared() -> Iterator[None]:
     sys.excepthook = _uncaught
     before = sys.stderr
     if before is not None:
+        # Libraries and warnings write there by themselves.
         sys.stderr = cast("TextIO", _Safe(before))
     try:
         yield

@@ -1,9 +1,7 @@
 """Runs the daemon's components in nested lifetimes, restarts failed ones, and stops all of them in order.
 
 Layers are given outermost first: a layer starts when the one around it has started, and ends before it. A component
-that fails or returns is started again after a growing wait, and reported. This is the only place with a broad
-``except*``, and `reconciler.runtime.object_errors` the only other one: a programming error in the metrics page must not
-stop the node's protection, and one in the main loop must not leave a partly working daemon.
+that fails or returns is started again after a growing wait, and reported.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -169,7 +167,7 @@ class Supervisor:
                     return
                 # By a refusal of the node (`AgentError`, `OSError`) an essential one that has run is restarted, too: a
                 # new process would be refused the same, and meanwhile no pod would be managed. Any other end is a fault
-                # of its own, after which its state is unreliable.
+                # of its own, after which its state is unreliable: no partly working daemon remains.
                 if kept.component.essential and not (kept.ran and isinstance(failure, AgentError | OSError)):
                     self._fatal = failure
                     self.stop(f"{kept.component.name} ended: {_error_text(failure)}")
@@ -196,9 +194,9 @@ class Supervisor:
                 self._set(kept, ComponentHealth.RUNNING)
                 kept.ran = True
                 kept.settled.set()
-        except* Exception as group:  # noqa: BLE001  # the one place: an unknown error restarts one component
-            # Logged here: when the daemon is being stopped at the same time, the cancellation continues and this is
-            # lost.
+        except* Exception as group:  # noqa: BLE001  # here and in `object_errors` alone
+            # A programming error in the metrics page must not stop the node's protection. Logged here: when the daemon
+            # is being stopped at the same time, the cancellation continues and this is lost.
             failure = _innermost(group)
             if isinstance(failure, AgentError):
                 self._log.error("failed", component=name, error=str(failure))

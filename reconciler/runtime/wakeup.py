@@ -24,10 +24,10 @@ _WAITING: Final = trio.lowlevel.RunVar[dict[float, dict[trio.lowlevel.Task, None
 def beat_after(seconds: float) -> float:
     """When a periodic task that waits about so long is to work (trio's clock).
 
-    A wake-up of the loop costs as much as a short task's work (0.2 ms), so those of a second share one: the deadline is
-    the last whole second up to then, or the next one, if that is not half as far away; the same by half seconds for
+    The last whole second up to then, or the next one, if that is not half as far away; the same by half seconds for
     less than a second. Waits of less than half a second are exact.
     """
+    # A wake-up of the loop costs as much as a short task's work (0.2 ms), so the tasks of a second share one.
     now = trio.current_time()
     if seconds < BEAT_S / 2:
         return now + seconds
@@ -37,12 +37,10 @@ def beat_after(seconds: float) -> float:
 
 
 async def next_beat(seconds: float) -> float:
-    """Wait until `beat_after`, and return that time. ``seconds``: as there. Always a checkpoint.
-
-    Of the tasks that wait for the same time the first sleeps and wakes up the others: a sleep is a cancel scope that
-    expires, which takes five times as long as to wake up a task.
-    """
+    """Wait until `beat_after`, and return that time. ``seconds``: as there. Always a checkpoint."""
     at = beat_after(seconds)
+    # Of the tasks that wait for the same time the first one sleeps and wakes up the others: a sleep is a cancel scope
+    # that expires, which takes five times as long as to wake up a task.
     if (waiting := _WAITING.get()) is None:
         _WAITING.set(waiting := {})
     while (others := waiting.get(at)) is not None:

@@ -59,9 +59,8 @@ class DirtyKeys:
         """When what is marked is to be taken (trio's clock); -inf: now."""
         self._marked_at: float | None = None
         self._taken_at: float | None = None
-        """When the first key of a pod or container that may not wait was marked (monotonic).
-
-        Of those to be taken, and of the pass's.
+        """When the first key of a pod or container that may not wait was marked (monotonic): of the marked keys, and of
+        those of the present pass.
         """
         self.marks = 0
         self.resyncs: dict[str, int] = {}
@@ -70,11 +69,10 @@ class DirtyKeys:
         """``within_s``: how long it may wait for a pass with other keys, on trio's clock.
 
         For what nothing waits for: a container whose values were written at the runtime's signal, or that was removed.
-        A pass costs milliseconds, at a time when a container starts, most of which are the same for one key and for
-        ten.
         """
         self.marks += 1
         self._keys.add(key)
+        # A pass costs milliseconds, most of them the same for one key and for ten.
         due = trio.current_time() + within_s if within_s else -math.inf
         if not within_s and self._marked_at is None and key.startswith(_CREATED):
             self._marked_at = time.monotonic()
