@@ -82,7 +82,7 @@ class ApiPeer:
 
     @property
     def kubeconfig(self) -> str | None:
-        """The kubeconfig of the endpoint that was found last; None: it is none of a kubeconfig."""
+        """The kubeconfig of the endpoint that was found last; None: it was found without one."""
         return self._kubeconfig
 
     def find(self) -> HttpEndpoint:
@@ -128,10 +128,9 @@ def belongs_to_cluster(
 ) -> bool:
     """Whether the node has an API server; True unless the opposite is known.
 
-    Also where its credentials are missing or unusable (a pod whose token is not mounted), and where the kubelet was
-    not found or has the API server from another program (KubeEdge). False where ``enabled: false`` says that it is not
-    to be used, and for a kubelet that is known to have none (``standalone``), without a configured server and any
-    kubeconfig. As `find_peer`; no request is sent.
+    True also where its credentials are missing or unusable (a pod whose token is not mounted), and where the kubelet
+    was not found or has the API server from another program (KubeEdge). False with ``enabled: false``, and for a
+    ``standalone`` kubelet without a configured server and any kubeconfig. No request is sent.
     """
     if not config.enabled:
         return False
@@ -143,10 +142,8 @@ def belongs_to_cluster(
 
 
 def own_identity(config: ApiServer, *, root: str = "/") -> HttpEndpoint | None:
-    """The endpoint with credentials that are bypassd's and not the kubelet's; None without, or unusable ones.
-
-    Only they may be accepted by the kubelet's port: the Node authorizer gives no node the right to read there.
-    """
+    """The endpoint with credentials that are bypassd's and not the kubelet's; None without, or unusable ones."""
+    # For the kubelet's port: the Node authorizer gives no kubelet the right to read there.
     peer = own_peer(config, root=root)
     try:
         return None if peer is None else peer.find()

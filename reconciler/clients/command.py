@@ -1,9 +1,7 @@
 """An operator's program, run once: no shell, bounds on all its resources, and its whole process group ends with it.
 
-The program is started as an unprivileged user, in a thread that may be abandoned. It has an environment of its own and
-inherits no privilege of the daemon: no protection from the OOM killer, no priority, no blocked signals, no
-supplementary groups of another user, three standard files and no other. Processes that it leaves in its group at its
-end are killed; a process that made a session of its own has left the group on purpose.
+The program has an environment of its own and inherits no privilege of the daemon: no protection from the OOM killer, no
+priority, no blocked signals, no supplementary groups of another user, three standard files and no other.
 """
 
 import errno
@@ -146,10 +144,8 @@ def close_pipes(process: "subprocess.Popen[bytes]") -> None:
 
 
 def kill(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
-    """Signal its group, of which it is the leader.
-
-    The group's number is the program's pid, and is not reused while that has not been reaped.
-    """
+    """Signal its group, of which it is the leader."""
+    # The group's number is the program's pid, and is not used again until that has been reaped.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
@@ -205,7 +201,7 @@ class Command:
     async def run(self, timeout_s: float, stdin_data: bytes = b"") -> CommandResult:
         """Run it with ``stdin_data`` on standard input, which it need not read. Cancelling ends it as the timeout does.
 
-        Errors: `OSError`, with words: it cannot be started, or the last one cannot even be killed.
+        Errors: `OSError`: it cannot be started, or the previous one cannot be killed.
         """
         self._reap()
         deadline = trio.current_time() + timeout_s
@@ -251,6 +247,7 @@ class Command:
                 kill(process, signal.SIGTERM)
                 with trio.move_on_after(self._grace_s):
                     await _ended(process)
+            # Its group, with what the program has left there. A process with a session of its own has left on purpose.
             kill(process, signal.SIGKILL)
             await _ended(process)
             return process.wait()
@@ -324,7 +321,8 @@ def _stream(streams: ExitStack, pipe: IO[bytes] | None) -> trio.lowlevel.FdStrea
 
 
 async def _ended(process: "subprocess.Popen[bytes]") -> None:
-    """Return when it has ended, and leave it to be reaped. Polls, as old kernels have no pidfd."""
+    """Return when it has ended, and leave it to be reaped."""
+    # Polled, as kernels before 5.3 have no pidfd.
     wait_s = 0.001
     while not _is_over(process):
         await trio.sleep(wait_s)

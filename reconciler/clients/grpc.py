@@ -124,13 +124,8 @@ class FrameCounter:
 class Http2Connection:
     """A connection without a task of its own. Takes over the connected, non-blocking ``sock``.
 
-    A task that waits for a response reads for all: one task reads, the others are parked and check again after each
-    arrival; when the reader has its response, or is cancelled, the next one reads. A background reader would need a
-    nursery that outlives every call, only to answer pings between them: a peer that closes the connection because of
-    those costs a repeated call.
-
-    Everything but the waits is synchronous, so a cancelled call cannot lose half a frame: its stream is reset, and the
-    connection remains usable. A failure is recorded in ``lost`` and handled by the waiting tasks.
+    One of the waiting tasks reads for all: the others are parked and check again after each arrival; when the reader
+    has its response, or is cancelled, the next one reads. A failure is recorded in ``lost`` and handled by them.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -175,10 +170,7 @@ class Http2Connection:
             self._lose("the connection was closed")
 
     async def run(self, exchanges: Sequence[Http2Stream]) -> None:
-        """Ask, together, and wait until every exchange has ended.
-
-        Errors: `ConnectionLostError`, when that cannot be any more.
-        """
+        """Send all requests, and wait until every exchange has ended. Errors: `ConnectionLostError`."""
         streams: dict[int, Http2Stream] = {}
         try:
             for exchange in exchanges:
@@ -186,6 +178,8 @@ class Http2Connection:
                 streams[self._begin(exchange)] = exchange
             await self._until(lambda: all(exchange.ended for exchange in exchanges))
         finally:
+            # Everything but the waits is synchronous, so a cancelled call has sent no half frame: with its stream reset
+            # the connection remains usable.
             for stream, exchange in streams.items():
                 del self._exchanges[stream]
                 if exchange.unsent or not exchange.ended:
@@ -196,6 +190,8 @@ class Http2Connection:
             self._flush()
             if self.lost is not None:
                 raise ConnectionLostError(self.lost)
+            # No background reader: it would need a nursery that outlives every call, only to answer pings between them,
+            # and a peer that closes the connection because of those costs a repeated call.
             if self._reading:
                 await self._arrivals.park()
                 continue
@@ -275,6 +271,7 @@ class Http2Connection:
         if isinstance(event, ConnectionTerminated):
             self._lose(f"connection ended by the server ({_name(event.error_code)})")
             return
+        # Of a reset stream, too: its data counts for the connection's window (RFC 9113, section 5.1).
         if isinstance(event, DataReceived) and self.lost is None:
             self._protocol.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
         exchange = self._exchanges.get(getattr(event, "stream_id", 0))
@@ -318,6 +315,7 @@ class Http2Connection:
     def _lose(self, why: str) -> None:
         if self.lost is None:
             self.lost = why
+            # Before the close: it wakes up the task that waits for the socket.
             trio.lowlevel.notify_closing(self._socket)
             self._socket.close()
             self._arrivals.unpark_all()

@@ -1,9 +1,7 @@
 """The HTTP client of all parts: the kubelet, the API server, webhooks and probes.
 
-The only module that imports the HTTP library (httpcore2), and only when a session opens: with TLS it costs 5 MiB, which
-a node that needs no HTTP does not pay. Every failure becomes one `SourceError` that names the peer and the reason.
-
-Longer than other modules because a session, its connections and the errors of both share one library and its limits.
+Every failure becomes one `SourceError` that names the peer and the reason. Longer than other modules because a session,
+its connections and the errors of both share one library (httpcore2) and its limits.
 """
 
 import errno
@@ -198,9 +196,9 @@ class HttpSession:
     async def read(self, path: str, take: Take) -> None:
         """Hand the body of a 200 to ``take`` as it arrives; nothing of it is kept.
 
-        The peer's timeout bounds each wait for a part of it, and `_MOST_WAITS` times that all waits together. What
-        ``take`` needs does not count: it depends on what the answer holds, and no more of it would come sooner.
-        Errors: as `get`, but for the length: `_LONGEST_READ` bytes. ``take`` may have had a part before.
+        The peer's timeout bounds each wait for a part of it, and `_MOST_WAITS` times that all waits together, without
+        the time of ``take``. Errors: as `get`, but for the length: `_LONGEST_READ` bytes. ``take`` may have had a part
+        before.
         """
         self._check(path, await self._within(_Request("GET", path), take=take, in_parts=True))
 
@@ -307,8 +305,8 @@ class HttpSession:
         begun: Callable[[], None] | None = None,
     ) -> HttpResponse:
         """``begun`` is called when a success has started, before its first part."""
-        # Lazy: many nodes send no request. In a thread: it takes a tenth of a second. Not httpx2 above it, whose
-        # redirects, cookies, forms and decoding are not needed, and which takes 2 MiB more.
+        # Lazy: with TLS it costs 5 MiB, and many nodes send no request. In a thread: it takes a tenth of a second. Not
+        # httpx2 above it, whose redirects, cookies, forms and decoding are not needed, and which takes 2 MiB more.
         await import_in_thread("httpcore2")
         import httpcore2
 
@@ -490,6 +488,7 @@ class _Waits:
     async def take(self, part: bytes) -> None:
         self.parts += 1
         self._left_s -= trio.current_time() - self._since
+        # How long the caller takes depends on what the answer holds: it is not the peer's delay.
         self._scope.deadline = math.inf
         await self._take(part)
         self._since = trio.current_time()
@@ -549,15 +548,12 @@ def _by_name(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 async def _body(stream: AsyncGenerator[bytes], keep: int) -> bytes:
-    """The first ``keep`` bytes of the body.
-
-    What is not kept is read all the same, up to a bound: the library leaves its inner generators open when a body is
-    left half-read.
-    """
+    """The first ``keep`` bytes of the body."""
     body, length = bytearray(), 0
     async with aclosing(stream) as chunks:
         async for chunk in chunks:
             length += len(chunk)
+            # The rest is read, too, up to a bound: the library leaves its inner generators open after a half-read body.
             body += chunk[: max(0, keep - len(body))]
             if length > _LARGEST:
                 break
@@ -583,12 +579,8 @@ def _no_pass_phrase() -> str:
 
 @contextmanager
 def _in_memory(content: bytes) -> Iterator[str]:
-    """OpenSSL takes certificates and keys from a file only: the path of a memory file without a name.
-
-    Errors: `OSError`.
-
-    So the checked content and the content that OpenSSL reads are the same.
-    """
+    """The path of a file without a name, in memory, with this content. Errors: `OSError`."""
+    # OpenSSL takes certificates and keys from a file only. So it reads the same content that was checked.
     number = os.memfd_create("certificate", os.MFD_CLOEXEC)
     try:
         os.write(number, content)

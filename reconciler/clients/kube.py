@@ -116,8 +116,7 @@ async def absence_of(
 ) -> Absence | None:
     """What a 404 to a request for ``path``, an object or its status, means; None: not known, as of a proxy's page.
 
-    The API server has no Status for a kind that it does not know. Its lists of groups and of a group's kinds tell its
-    404 from that of a proxy; ``ask`` requests them, with this bound on the answer.
+    ``ask`` requests a path, with a bound on the answer in bytes.
     """
     _, root, *parts = path.partition("?")[0].removesuffix("/status").split("/")
     status = status_of(answer)
@@ -125,6 +124,8 @@ async def absence_of(
         return Absence.OBJECT if status.is_absent(unquote(parts[-2]), unquote(parts[-1])) else None
     if root != "apis":
         return None
+    # The API server sends no Status for a kind that it does not know, and a proxy none at all: only the API server has
+    # lists of groups and of a group's kinds.
     group, version, *rest = parts
     served = (await _listed(ask, "/apis", "APIGroupList")).groups or ()
     if (own := next((each for each in served if each.name == group), None)) is None:
@@ -230,15 +231,13 @@ class KubeApi:
             return await session.follow(path, take, silence_s=silence_s, longest_s=longest_s, begun=begun)
 
     async def answers(self, timeout_s: float) -> bool:
-        """Whether the API server responds at all, by its cheapest request: a refusal is a response, too.
-
-        What keeps a request from being sent (a missing token) does not count as silence.
-        """
+        """Whether the API server responds at all, by its cheapest request: a refusal is a response, too."""
         try:
             await self.request("GET", _ALIVE, timeout_s=timeout_s)
         except SilentPeerError:
             return False
         except SourceError:
+            # The request could not be sent, as of a missing token: that is not silence.
             return True
         return True
 

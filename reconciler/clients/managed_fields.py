@@ -1,7 +1,7 @@
 """Who has written a field of an object: its ``managedFields``.
 
 Source: Kubernetes API concepts, "Server-Side Apply" and "Field management"; the form FieldsV1 of apimachinery: a key is
-``f:NAME`` of a field and ``k:{...}`` of an item of a list. Who has removed a field owns none.
+``f:NAME`` of a field and ``k:{...}`` of an item of a list. A manager that has removed a field does not own it.
 """
 
 from collections.abc import Iterable, Sequence

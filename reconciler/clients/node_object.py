@@ -154,7 +154,7 @@ class NodeClient:
         self.requests = 0
 
     def of(self, path: str) -> "NodeClient":
-        """That of the object at this path, with the same connection: the node had another name when it was marked."""
+        """The client of the object at this path, with the same connection: the node may have been renamed since."""
         return self if path == self.path else NodeClient(self._api, unquote(path.rpartition("/")[2]))
 
     def unreachable(self) -> str | None:
@@ -210,7 +210,8 @@ class NodeClient:
         )
 
     async def _patch_status(self, node: NodeObject, condition: object, *, any_version: bool) -> NodeObject:
-        # Conditions are merged by their type. Without the version where others change the object all the time.
+        # Conditions are merged by their type. Without the version the change is also made where others change the
+        # object all the time.
         version = {} if any_version else {"resourceVersion": node.version}
         body = {"metadata": {"uid": node.uid, **version}, "status": {"conditions": [condition]}}
         kind = "application/strategic-merge-patch+json"

@@ -56,6 +56,7 @@ class MessageItems:
 
     def _field(self) -> None:
         """Begin a field once its tag, and its length where it has one, are there."""
+        # The tag, and one number.
         if len(self._head) > 2 * _LONGEST_VARINT:
             self.broken = True
             return

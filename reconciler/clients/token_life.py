@@ -64,10 +64,8 @@ class TokenLife(Struct, frozen=True, kw_only=True):
 
     @property
     def warn_s(self) -> float:
-        """With less than this left it should have been renewed: 7 days, or a tenth of a shorter life.
-
-        The kubelet renews a pod's token when a fifth is left, so its hourly tokens are never that old.
-        """
+        """With less than this left it should have been renewed: 7 days, or a tenth of a shorter life."""
+        # The kubelet renews a pod's token when a fifth is left, so its hourly tokens are never that old.
         return _WARN_S if self.whole_s is None else min(_WARN_S, _WARN_PART * self.whole_s)
 
     def left_s(self, now_s: float) -> float:
