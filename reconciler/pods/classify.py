@@ -90,7 +90,7 @@ class _Claim(NamedTuple):
 def classification_input(
     uid: str, qos: QosClass, meta: PodMeta | None = None, *, exclusive: bool = False, last: LastClass | None = None
 ) -> ClassificationInput:
-    """The facts of one pod directory; ``qos`` is the path's, which the kubelet acts on, even if a list differs."""
+    """The input for one pod directory. ``qos``: by its path, which the kubelet acts on; a list may differ."""
     # Only the spec has the priority: CRI and the runtime's bundles do not report it.
     known = meta is not None and has_spec(meta.source)
     meta = meta or PodMeta(uid=uid, source="")
@@ -136,10 +136,12 @@ def classify(facts: ClassificationInput, rules: ClassRules) -> Classification:
     claims = list(_claims(facts, rules, problems))
     if claims:
         problems += _disagreements(claims)
+        # A class that changed with the order of the sources' results would be worse than a wrong one.
         pod_class, source = claims[0]
     elif (unknown := _presumed_system(facts)) is not None:
         pod_class, source = PodClass.SYSTEM, unknown
     else:
+        # Not a claim, with which others could disagree: the QoS class does not describe latency.
         reclaimed = facts.qos is QosClass.BESTEFFORT
         pod_class = PodClass.RECLAIMED if reclaimed else PodClass.SHARED
         source = f"kubernetes QoS: {facts.qos}"
@@ -163,6 +165,7 @@ def _claims(facts: ClassificationInput, rules: ClassRules, problems: list[str]) 
         if _selected(rule, facts):
             yield _Claim(rule.pod_class, f"selector: {rule.title}")
             break
+    # Below the operator's selectors, which can override it.
     critical = _system(facts)
     if critical is not None:
         yield _Claim(PodClass.SYSTEM, critical)
@@ -181,11 +184,7 @@ def _lookup(where: str, value: str | None, table: Mapping[str, PodClass], proble
 
 
 def _volcano(facts: ClassificationInput, problems: list[str]) -> Iterator[_Claim]:
-    """Volcano's two marks.
-
-    They separate offline from the rest and no more. So "not offline" decides nothing for a pod that is online otherwise
-    (it may have CPUs of its own), and lifts a BestEffort pod to shared.
-    """
+    """Volcano's two marks."""
     marks: list[tuple[str, bool]] = []
     annotations = facts.meta.annotations or {}
     level = annotations.get(VOLCANO_QOS)
@@ -210,6 +209,8 @@ def _volcano(facts: ClassificationInput, problems: list[str]) -> Iterator[_Claim
     for source, online in marks:
         if not online:
             yield _Claim(PodClass.RECLAIMED, source)
+        # The marks separate offline from the rest and no more: "not offline" lifts a BestEffort pod to shared, and
+        # decides nothing for a pod that is online otherwise (it may have CPUs of its own).
         elif facts.qos is QosClass.BESTEFFORT or not all(mark[1] for mark in marks):
             yield _Claim(PodClass.SHARED, source)
 
@@ -230,7 +231,7 @@ def _system(facts: ClassificationInput) -> str | None:
     """Why the pod is the cluster's own critical one; None: it is not.
 
     A rule of bypassd's: kube-proxy and similar pods are often BestEffort, and limiting them slows the pods that this
-    agent protects. It is below the operator's selectors, so it can be overridden.
+    agent protects.
     """
     if facts.meta.priority_class in _SYSTEM_PRIORITY_CLASSES:
         return f"priority class {facts.meta.priority_class}"
@@ -268,11 +269,7 @@ def _fits(rule: ClassOverride, facts: ClassificationInput) -> bool:
 
 
 def _disagreements(claims: list[_Claim]) -> list[str]:
-    """One message per weaker source with another class than the first.
-
-    The first decides all the same: a class that changed with the order of the sources' results would be worse than a
-    wrong one. QoS is not among the claims, as it does not describe latency.
-    """
+    """One message per weaker source with another class than the first."""
     first = claims[0]
     return [
         f"{first.source} gives {first.pod_class}, {claim.source} gives {claim.pod_class}: the first applies"

@@ -10,9 +10,6 @@ Pure; never fails. Three dialects are read, so that a cluster of either can put 
   percentages of its strategy), ``oom-score-adj`` and ``oom-score-adj-spec``.
 - **rubik** and Volcano's agent: ``quota-burst-time``, the burst of each container in microseconds.
 
-A broken value is one message with the annotation and the field, and that field is unset; the others of the same
-annotation count. Katalyst itself drops the whole annotation when one value in it is not a string.
-
 Source: Katalyst's API constants (pkg/consts) and manual; Koordinator's API (apis/extension, apis/slo/v1alpha1).
 """
 
@@ -135,6 +132,7 @@ def within_request(wish: CpuPreferences, request_milli: int) -> tuple[CpuPrefere
 
 
 def _katalyst(annotations: Mapping[str, str], problems: list[str]) -> _Fields:
+    # A broken value costs its field only. Katalyst itself drops the whole annotation when one value is not a string.
     cpu = JsonAnnotation(annotations, CPU_ENHANCEMENT, problems)
     memory = JsonAnnotation(annotations, MEMORY_ENHANCEMENT, problems)
     requested = read_plain(annotations, NUMA_IDS, node_list, problems)

@@ -5,8 +5,6 @@
 - Koordinator's ``koordinator.sh/blkioQOS``: ``{"blocks": [{"name": "/dev/vda", "type": "device", "ioCfg": {"readIOPS":
   100}}]}``, also ``writeIOPS``, ``readBPS`` and ``writeBPS``; 0: unlimited. Weights and cost models are the node's
   (`policies.disk`) and are ignored.
-
-The names are the tenant's text. They are only compared with the disks that the configuration names, never opened.
 """
 
 import re
@@ -84,6 +82,7 @@ def _rows(value: object, expected: str) -> list[Mapping[str, Any]]:
 
 
 def _disk(value: object, expected: str) -> str:
+    # The tenant's text: it is only compared with the disks that the configuration names, never opened.
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise UnusableError(expected)
     return value

@@ -2,12 +2,8 @@
 
 Their author is the tenant: up to 256 KiB of annotations and more than 1 MiB of labels a pod, of which a few short ones
 are used here. A map of usual size is kept whole. Of a larger one only the keys that are read are kept: those of the
-tables below, and those that the configuration names (`MarkReader.use`). The rest is skipped while decoding and never
-becomes an object. A value that is longer than its key allows is refused with a message, and so is a value with which
-the kept ones would exceed a pod's share of memory (`MOST_KEPT`).
-
-A reader of a key that is not in a table gets nothing of a large map, so each new key must be added here; the tests take
-the keys from here and give each its worst values.
+tables below, and those that the configuration names (`MarkReader.use`). A value that is longer than its key allows is
+refused with a message, and so is a value with which the kept ones would exceed a pod's share of memory (`MOST_KEPT`).
 
 Source: Kubernetes' API server, validation of ObjectMeta: 256 KiB of annotations a pod, label values of 63 characters.
 """
@@ -45,6 +41,8 @@ _FEW: Final = 128
 _FEW_NAMED: Final = 4
 _NAMED: Final = 60
 
+# A reader of a key that is in no table gets nothing of a large map: each new key must be added. The tests take the keys
+# from here and give each its worst values.
 _JSON_ANNOTATIONS: Final = (
     "katalyst.kubewharf.io/cpu_enhancement",
     "katalyst.kubewharf.io/memory_enhancement",

@@ -112,7 +112,7 @@ class Metadata:
         return self._cri.problems if self._cri is not None else ()
 
     def set_cri(self, cri: MetadataClient) -> None:
-        """A runtime has appeared after us."""
+        """A runtime has appeared since the start."""
         self._cri = cri
 
     def set_manifests(self, manifests: Iterable[PodMeta]) -> None:

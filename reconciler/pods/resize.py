@@ -1,9 +1,8 @@
 """In-place resize (KEP-1287): what a container has been granted, and what it still waits for. Pure.
 
 Three things differ while a resize is on its way: what the pod's spec *wants*, what the kubelet has *admitted*
-(allocated) and what the runtime *has*. A scheduler must count the larger of wanted and admitted. bypassd acts on what
-is admitted: a deferred or infeasible resize may never happen, and the runtime gets no more than that. The missing part
-is in `state.model.Container.resize`.
+(allocated) and what the runtime *has*. bypassd acts on what is admitted: a deferred or infeasible resize may never
+happen, and the runtime gets no more than that. The missing part is in `state.model.Container.resize`.
 
 Sources: the kubelet's checkpoint (`state.kubelet`) at the moment of admission, and limits from 1.32 on; the pod's
 status (``allocatedResources``, ``resources``, ``resize`` or from 1.33 two conditions) when the API server has returned
@@ -47,11 +46,9 @@ class EffectiveResources(NamedTuple):
 
 
 def state_of(old: str | None, conditions: Iterable[ResizeCondition]) -> tuple[str | None, str]:
-    """How far a pod's resize is, from ``status.resize`` or its conditions, and the kubelet's message.
-
-    A resize may be pending behind one in progress: pending is what matters then.
-    """
+    """How far a pod's resize is, from ``status.resize`` or its conditions, and the kubelet's message."""
     result = {condition.type: condition for condition in conditions}
+    # Pending first: a resize may be pending behind one in progress.
     if (pending := result.get(_CONDITION_PENDING)) is not None:
         return _STATES.get(pending.reason, PROPOSED), pending.message
     if (running := result.get(_CONDITION_RUNNING)) is not None:
@@ -138,7 +135,7 @@ def _with(spec: Resources, resources: Resources | None) -> Resources:
 
 
 def _same(resources: Resources, other: Resources) -> bool:
-    """A kubelet writes 0 for what a spec leaves out, or the other way round."""
+    # A kubelet writes 0 for what a spec leaves out, or the other way round.
     pairs = ((resources.cpu_milli, other.cpu_milli), (resources.memory_bytes, other.memory_bytes))
     return all((left or 0) == (right or 0) for left, right in pairs)
 

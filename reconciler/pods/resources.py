@@ -4,10 +4,6 @@ A BE pod of Koordinator, Volcano or Katalyst requests CPU and memory under names
 not enforce: its cgroups remain without a limit. bypassd limits such a pod by those numbers. So does an online pod that
 requests Koordinator's mid-tier resources.
 
-**The annotation** is a tenant's text, except where an admission webhook overwrites it. Koordinator's copies the spec's
-batch requests and limits into it at each creation and change of a pod, and removes what the spec does not have; no
-scheduler reads it.
-
 Source: reference values of ``kubernetes.io/batch-*``, ``kubernetes.io/mid-*`` and
 ``resource.katalyst.kubewharf.io/reclaimed_*`` (all count thousandths of a CPU, and bytes); Koordinator's annotation
 ``node.koordinator.sh/extended-resource-spec``. ``bypassd/batch-*`` are those of `reconciler.headroom.shapes`.
@@ -136,9 +132,8 @@ def with_extended(
 ) -> tuple[tuple[ContainerMeta, ...], tuple[str, ...]]:
     """The containers with what the annotation adds to them, and a message for each part that could not be used.
 
-    The spec is what the kubelet admitted, so it wins where both name a value. An annotation for a container that the
-    pod does not have is ignored: Koordinator writes it before other webhooks add or rename containers. ``by_webhook``:
-    no tenant can write the annotation.
+    The spec is what the kubelet admitted, so it wins where both name a value. ``by_webhook``: no tenant can write the
+    annotation.
     """
     containers = tuple(containers)
     text = (annotations or {}).get(EXTENDED_SPEC)
@@ -155,6 +150,8 @@ def with_extended(
     extended_containers = spec.containers or {}
     merged: list[ContainerMeta] = []
     problems: list[str] = []
+    # Containers that only the annotation has are ignored: Koordinator writes it before other webhooks add or rename
+    # containers.
     for container in containers:
         extra = extended_containers.get(container.name)
         if extra is None:
@@ -190,7 +187,8 @@ def _requested(spec: Resources, extra: Resources, *, by_webhook: bool) -> Resour
 
     A claim (``claimed_*``) weighs nothing against other pods (`reconciler.policies.base.pod_asks`).
     """
-    # The webhook writes batch requests, never mid-tier ones.
+    # Koordinator's webhook copies the spec's batch requests (never mid-tier ones) at each creation and change of a pod,
+    # and removes what the spec does not have. Else the annotation is a tenant's text, which no scheduler reads.
     if by_webhook and not extra.mid:
         return _filled(spec, extra)
     return msgspec.structs.replace(

@@ -171,12 +171,10 @@ class ClassRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def pod_glob(pattern: str, namespace: str | None, name: str | None) -> bool:
-    """Whether ``namespace/name`` matches a glob of that form; a pod with an unknown name matches none.
-
-    The two halves are compared separately, so that ``*`` never matches the slash.
-    """
+    """Whether ``namespace/name`` matches a glob of that form; a pod with an unknown name matches none."""
     if namespace is None or name is None:
         return False
+    # Separately, so that ``*`` never matches the slash.
     want_namespace, _, want_name = pattern.partition("/")
     return fnmatchcase(namespace, want_namespace) and fnmatchcase(name, want_name)
 
