@@ -83,8 +83,10 @@ def _open(path: str) -> int:
         if exc.errno != errno.EROFS:
             raise
     try:
+        # flock(2) needs no right to write.
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError as exc:
+        # The reason that `_NO_ROOM` has: the file cannot be made.
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path) from exc
 
 

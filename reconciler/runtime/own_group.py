@@ -5,9 +5,9 @@ on large machines), against kubepods, which never sleeps while BE work runs. Wit
 such a group is picked at each wake-up and keeps the CPU for the credit of up to 5 ms, whatever the daemon's nice value:
 that counts inside its group only. EEVDF (Linux 6.6 and later) has no such credit.
 
-So the daemon runs in a group of its own directly below the root, with a small weight (`node.own_shares`), which makes
-it leave the CPU after each short stint (`reconciler.runtime.stint_timer`, docs/performance.md). The weight is larger in
-four states: the start, a container in creation, work that waits, and after a wait without any CPU time.
+So the daemon runs in a group of its own directly below the root, with a small weight (`node.own_shares`): it is picked
+later, and leaves the CPU after each short stint (`reconciler.runtime.stint_timer`, docs/performance.md). The weight is
+larger in four states: the start, a container in creation, work that waits, and after a wait without any CPU time.
 
 Units: shares as in cpu.shares of cgroup v1, 1024 for a service; on v2 cpu.weight is the same ratio to 100.
 Source: the kernel's sched-design-CFS and place_entity(); measured in virtual time on Linux 5.10 and 6.1.
@@ -288,6 +288,7 @@ class OwnGroup(trio.abc.Instrument):
 
     def after_io_wait(self, timeout: float) -> None:
         if timeout > 0:
+            # What passed after the end of the wait was a wait for a CPU.
             self._idle_at, self._idle_used = min(self._now(), self._wakes_at), self._used()
 
     def _raise(self, now: float) -> None:

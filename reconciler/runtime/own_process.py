@@ -14,7 +14,7 @@ from reconciler.runtime.priority import LoopPriority
 from reconciler.runtime.stints import OncePerPass, Stints
 
 LATE_S: Final = 0.1
-"""Seconds that what a container in creation needs may wait. At a load of 16 the runtime makes one in 0.13 s."""
+"""Seconds that the work for a container in creation may wait. At a load of 16 the runtime makes one in 0.13 s."""
 
 
 class CpuShare(Protocol):
@@ -31,9 +31,9 @@ class CpuShare(Protocol):
 
 
 class Creations(NamedTuple):
-    """Of containers. ``urgent``: whether one is in creation, or an event of one may wait. ``starting``: the former.
+    """Creations of containers. ``starting``: whether one is under way; ``urgent``: or its event may wait to be read.
 
-    ``waited_s``: for how long what one needs has been waiting; 0: nothing is needed.
+    ``waited_s``: for how long the work for one has been waiting; 0: there is none.
     """
 
     urgent: Callable[[], bool]

@@ -249,7 +249,7 @@ class StintTimer:
         self._each_s = 0.0
         """After a stint the threads sleep to the next multiple; 0: they yield."""
         self._loop = 0
-        """The thread whose work is paced meanwhile, by its kernel's id; 0: none."""
+        """The kernel's id of the thread whose work is paced for a container in creation; 0: none."""
         self._busy, self._busy_at = False, -math.inf
         self._unread: Callable[[], bool] = lambda: True
         self._asked_at = -math.inf

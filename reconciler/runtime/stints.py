@@ -124,7 +124,7 @@ class OncePerPass(trio.abc.Instrument):
         self._result: bool | None = None
 
     def start(self) -> None:
-        """Keep a result for a pass from now on. Instruments that need it before a check for events come later."""
+        """Keep each pass's result from now on. To be started before the instruments that use it in `before_io_wait`."""
         self._running = True
         trio.lowlevel.add_instrument(self)
 
@@ -142,8 +142,8 @@ class OncePerPass(trio.abc.Instrument):
         return result
 
     def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio calls it so
-        # Not after it again: where the loop only checks for events, a few microseconds lie between, and before a wait
-        # no instrument needs the result.
+        # A result of between this and a check for events also counts after it, a few microseconds later. Before a wait
+        # no instrument needs one.
         self._result = None
 
 
@@ -152,7 +152,7 @@ class LoopTimer(trio.abc.Instrument):
     """Runs the loop thread's stint timer while it works."""
 
     def __init__(self, starting: Callable[[], bool], may_pace: Callable[[], bool], timer: StintTimer = TIMER) -> None:
-        """``starting``: whether a container is in creation, or an event of one waits; ``may_pace``: that work."""
+        """``starting``: a container is in creation, or an event of one waits. ``may_pace``: work for it may sleep."""
         self._starting = starting
         self._may_pace = may_pace
         self._timer = timer

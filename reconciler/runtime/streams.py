@@ -219,4 +219,5 @@ def _to_stderr(text: str) -> None:
             sys.stderr.write(text)
             sys.stderr.flush()
         except (OSError, ValueError):
+            # ValueError: it was closed.
             give_up(sys.stderr)

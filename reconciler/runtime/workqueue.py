@@ -118,7 +118,7 @@ class DirtyKeys:
     def waited_s(self) -> float:
         """How long the oldest key of a pod or container that may not wait has been waiting for the end of its pass.
 
-        What a creation needs has such a key; a tick of the clock may take its time. 0: there is none.
+        The work for a creation has such a key; a tick has not. 0: none waits.
         """
         since = self._marked_at if self._taken_at is None else self._taken_at
         return 0.0 if since is None else time.monotonic() - since

@@ -175,7 +175,7 @@ class CheckpointSource:
         return period_s
 
     def status(self) -> SourceStatus:
-        """Whether the files are good; of those that a kubelet need not have, if they are there."""
+        """Whether the files are good; those that not every kubelet has count only if they exist."""
         age = None if self._read_at is None else self._clock() - self._read_at
         faults = [str(self.cpus)] if isinstance(self.cpus, CheckpointError) else []
         faults += [fault for _, fault in sorted(self._faults.items()) if fault]
@@ -307,6 +307,7 @@ class CheckpointSource:
         except CheckpointError as exc:
             result = exc
             if exc.fault is CheckpointFault.UNREADABLE:
+                # It may become readable without a change.
                 version = None
         self._outcomes[path] = version, result
         return result
@@ -349,6 +350,7 @@ class CheckpointSource:
     def _read_cpus(self, path: str, now: float) -> bool:
         result = self._outcome(path, parse_cpu_manager_state)
         news = _differ(result, self.cpus)
+        # Also where it is missing: every kubelet writes this one.
         if news and isinstance(result, CheckpointError):
             _LOG.warning("a checkpoint cannot be used", error=str(result))
         elif isinstance(self.cpus, CheckpointError) and not isinstance(result, CheckpointError):

@@ -73,7 +73,7 @@ def _numbers(name: str, root: str) -> str:
 
 
 def _mounted_device(name: str, number: str, root: str) -> str:
-    """The device that a file system without one of its own number (btrfs) was mounted from."""
+    """The device that a file system was mounted from, where its device number is not a disk's (btrfs)."""
     kind = "a file system"
     for line in lines_of(_text(os.path.join(root, "proc/self/mountinfo"))):
         fields, _, rest = line.partition(" - ")

@@ -49,7 +49,7 @@ class CpuChange(NamedTuple):
 
     @property
     def back(self) -> CpuSet:
-        """CPUs that are online and were not, be it for a moment."""
+        """CPUs that are online now and were offline, if only for a moment."""
         return self.after.online - (self.before.online - self.taken)
 
     @property

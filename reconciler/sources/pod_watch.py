@@ -225,8 +225,8 @@ class PodWatch:
 
     def compare(self, listed: PodMeta) -> None:
         """Connect again, from the last version, if the kubelet has just listed other marks of a pod."""
-        # The kubelet has its pods from a watch like this one: if they differ, this one is stale. It may also be only
-        # some milliseconds behind; another connection does no harm then.
+        # The kubelet has its pods from a watch like this one: a lasting difference means that this one is stale. It may
+        # be only some milliseconds behind; another connection does no harm then.
         known, now = self._known.get(listed.uid), trio.current_time()
         if self._scope is None or not self._live or now - self._doubted_at < _DOUBT_S:
             return
@@ -258,7 +258,7 @@ class PodWatch:
                     await self._beside.aclose()
 
     async def _pause(self, delay_s: float, requested_s: float) -> None:
-        """``requested_s`` in any case, and the rest of ``delay_s`` until `retry`."""
+        """Wait ``requested_s`` in any case, and the rest of ``delay_s`` at most until `retry`."""
         end = trio.current_time() + delay_s
         if requested_s > 0:
             await trio.sleep(requested_s)

@@ -43,11 +43,11 @@ _RESYNC_S: Final = 60.0
 _SILENT_S: Final = 2.0
 """From a container's first directory to its event 30 ms were recorded, a few hundred at a load of 16."""
 _LONG_S: Final = 0.5
-"""More than a creation usually takes, and less than those whose signal is read late, as the machine is busy."""
+"""Longer than a usual creation, and shorter than one on a busy machine, whose signal is read late."""
 _LONGEST_S: Final = 60.0
 """Of a creation that a file proves: 5 s were measured when a kubelet started 110 pods at once on two CPUs."""
 _UPDATE_S: Final = 0.05
-"""An update, too, begins by opening the file, and replaces it some milliseconds later: within this time."""
+"""An update opens the file, too, and replaces it some milliseconds later: within this time."""
 _READING_S: Final = 1.0
 """A reader opens the file at most this long after the directory (`announce_reading`), on a busy node, too."""
 _FRESH_S: Final = 0.1
