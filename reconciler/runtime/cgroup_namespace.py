@@ -39,7 +39,7 @@ def join_host_cgroups(host: str = "/proc/1") -> str | None:
 
 
 def _problem(host: str, error: str) -> str | None:
-    """The message, where paths are relative; else not being able to join is no problem."""
+    """The message; None where group paths are not relative: they can be used as they are."""
     try:
         # Process 1 is outside of this process's namespace then.
         with open(f"{host}/cgroup", encoding="utf-8", errors="replace", newline="\n") as file:
