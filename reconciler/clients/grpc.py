@@ -125,7 +125,7 @@ class Http2Connection:
     """A connection without a task of its own. Takes over the connected, non-blocking ``sock``.
 
     One of the waiting tasks reads for all: the others are parked and check again after each arrival; when the reader
-    has its response, or is cancelled, the next one reads. A failure is recorded in ``lost`` and handled by them.
+    has its response, or is cancelled, the next one reads. A failure is recorded in ``lost``, and each call raises it.
     """
 
     def __init__(self, sock: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""The network of httpcore, which leaves the socket of a handshake open that is cancelled: here it is closed.
+"""The network of httpcore, which leaves the socket of a cancelled handshake open until the next garbage collection.
 
 Loaded with httpcore, at the first request.
 """
@@ -10,7 +10,7 @@ from httpcore2 import AsyncNetworkStream, TrioBackend
 
 @final
 class ClosingBackend(TrioBackend):
-    """Of a pool with one connection."""
+    """Closes the last connection itself: for a pool with one connection."""
 
     def __init__(self) -> None:
         self._last: AsyncNetworkStream | None = None

@@ -56,7 +56,7 @@ class MessageItems:
 
     def _field(self) -> None:
         """Begin a field once its tag, and its length where it has one, are there."""
-        # The tag, and one number.
+        # Two numbers at most: the tag, and a value or a length.
         if len(self._head) > 2 * _LONGEST_VARINT:
             self.broken = True
             return

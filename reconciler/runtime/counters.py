@@ -82,26 +82,20 @@ class CounterValues(Struct, frozen=True, kw_only=True):
 
 
 class InterferenceCounters(Struct, frozen=True, kw_only=True):
-    """Counts of the monitor, for the metrics. Since the start, except ``verdicts`` and ``steps``, which are now.
+    """Counts of the monitor, for the metrics. Since the start, except those that are of now."""
 
-    ``verdicts``: victims by rule and verdict. ``steps`` in force by response. ``changes``: transitions on the ladder,
-    by response and turn (a rule in shadow has turns of its own, ``would-applied``). ``read_s``: CPU seconds by reader.
-    ``orders``: evictions of the last hours by outcome, ``open`` for those under way; ``ended``: all since the start;
-    ``would``: pods that a dry run would evict now. ``closed``: to new BE pods now; ``closings``: how often it was
-    closed and opened, by turn; ``mark``: on the node's object, None: none is wanted.
-    """
-
-    verdicts: Mapping[tuple[str, str], int] = {}
-    steps: Mapping[str, int] = {}
+    verdicts: Mapping[tuple[str, str], int] = {}  # victims now, by rule and verdict
+    steps: Mapping[str, int] = {}  # in force now, by response
+    # Transitions on the ladder, by response and turn; a rule in shadow has turns of its own (``would-applied``).
     changes: Mapping[tuple[str, str], int] = {}
-    read_s: Mapping[str, float] = {}
+    read_s: Mapping[str, float] = {}  # CPU seconds by reader
     pass_s: float = 0.0
-    orders: Mapping[str, int] = {}
-    ended: Mapping[str, int] = {}
-    would: int = 0
-    closed: bool = False
-    closings: Mapping[str, int] = {}
-    mark: MarkStatus | None = None
+    orders: Mapping[str, int] = {}  # evictions of the last hours by outcome; ``open``: under way
+    ended: Mapping[str, int] = {}  # all evictions by outcome
+    would: int = 0  # pods that a dry run would evict now
+    closed: bool = False  # to new BE pods now
+    closings: Mapping[str, int] = {}  # how often it was closed and opened, by turn
+    mark: MarkStatus | None = None  # on the node's object; None: none is wanted
 
 
 @final

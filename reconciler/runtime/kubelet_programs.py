@@ -31,25 +31,19 @@ class ArgumentSource(Enum):
 
 
 class KubeletProgram(Struct, frozen=True, kw_only=True):
-    """One row. ``programs``: names of the executable, with the word that must follow; ``commands``: one of these.
-
-    ``config``: the program's own configuration, and ``service``: the names of its service units, where its command line
-    shows nothing. ``kubeconfigs``, ``sockets``, ``images``: where the kubelet's credentials, the runtime's CRI socket
-    and its images usually are. ``states``: containerd's state directories, ``containerd``: its configuration.
-    ``prints_kubernetes``: ``--version`` prints the kubelet's version.
-    """
+    """One row. ``kubeconfigs``, ``sockets``, ``images``: where these usually are."""
 
     name: str
     source: ArgumentSource = ArgumentSource.OWN
-    programs: tuple[str, ...] = ("kubelet",)
-    commands: frozenset[str] = frozenset()
-    config: str | None = None
-    kubeconfigs: tuple[str, ...] = ()
-    sockets: tuple[str, ...] = ()
-    states: tuple[str, ...] = ()
-    containerd: str | None = None
-    images: tuple[str, ...] = ()
-    prints_kubernetes: bool = True
+    programs: tuple[str, ...] = ("kubelet",)  # names of the executable
+    commands: frozenset[str] = frozenset()  # one of them must be the first argument; empty: any
+    config: str | None = None  # the program's own configuration
+    kubeconfigs: tuple[str, ...] = ()  # the kubelet's credentials
+    sockets: tuple[str, ...] = ()  # the runtime's CRI socket
+    states: tuple[str, ...] = ()  # containerd's state directories
+    containerd: str | None = None  # containerd's configuration
+    images: tuple[str, ...] = ()  # the runtime's images
+    prints_kubernetes: bool = True  # ``--version`` prints the kubelet's version
 
     @property
     def is_inside(self) -> bool:

@@ -86,7 +86,7 @@ def _open(path: str) -> int:
         # flock(2) needs no right to write.
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError as exc:
-        # The reason that `_NO_ROOM` has: the file cannot be made.
+        # As `_NO_ROOM` has it: the file cannot be made.
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path) from exc
 
 

@@ -54,6 +54,7 @@ class NoteFile:
             number = os.open(temporary, _NEW, 0o600, dir_fd=directory)
             try:
                 try:
+                    # A file system with little room takes a part.
                     if os.write(number, data) != len(data):
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                     # The directory's owner can remove it then, also where the directory is sticky.
@@ -91,6 +92,7 @@ class NoteFile:
             os.close(number)
 
     def _remove(self, directory: int, name: str) -> None:
+        # The directory's owner may have made a directory of this name, or an entry that cannot be removed.
         with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
             os.unlink(name, dir_fd=directory)
 

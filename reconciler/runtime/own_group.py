@@ -322,7 +322,7 @@ class OwnGroup(trio.abc.Instrument):
         self._check_at = now + _CHECK_S
         if 0 < self._kept_until <= now:
             self._rest, self._kept_until = self._shares, 0.0
-        # Another program has changed it: systemd does at daemon-reload.
+        # Another program may have changed it, as systemd does at daemon-reload.
         if self._read_shares() != self._as_read(self._rest):
             self._write(self._rest)
 
@@ -389,6 +389,7 @@ class OwnGroup(trio.abc.Instrument):
         directory = self._hierarchy.directory("cpu", GROUP)
         before = self._group
         try:
+            # A killed daemon has left it, or another one is in it.
             with suppress(FileExistsError):
                 os.mkdir(directory, 0o755)
             with suppress(OSError):

@@ -60,7 +60,7 @@ class PriorityCalls:
         os.setpriority(os.PRIO_PROCESS, 0, nice)
 
     def limit(self, soft_us: int, hard_us: int) -> None:
-        """RLIMIT_RTTIME, never above a hard limit that is there already."""
+        """RLIMIT_RTTIME, never above a hard limit that exists. Children inherit it; it is for real-time tasks only."""
         _, most = resource.getrlimit(resource.RLIMIT_RTTIME)
         if most != resource.RLIM_INFINITY:
             hard_us = min(hard_us, most)

@@ -345,6 +345,7 @@ class StintTimer:
         # interrupted, too. SA_RESTART: interrupted system calls begin again, as by PEP 475.
         address = ctypes.cast(getattr(self._libc, function), ctypes.c_void_p).value
         action = _Sigaction(handler=address, flags=_SA_RESTART | _SA_SIGINFO)
+        # No other signal may end the sleep in the handler: that would change the errno of the interrupted code.
         ctypes.memset(action.mask, 0xFF, ctypes.sizeof(action.mask))
         if self._libc.sigaction(_SIGNAL, ctypes.byref(action), None) != 0:
             raise OSError(ctypes.get_errno(), f"SIGALRM: {os.strerror(ctypes.get_errno())}")

@@ -142,8 +142,8 @@ class OncePerPass(trio.abc.Instrument):
         return result
 
     def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio calls it so
-        # A result of between this and a check for events also counts after it, a few microseconds later. Before a wait
-        # no instrument needs one.
+        # A result from now on also counts after a check for events, a few microseconds later. Before a wait no
+        # instrument needs one.
         self._result = None
 
 

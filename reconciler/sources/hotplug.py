@@ -126,7 +126,7 @@ class HotplugSource:
         self.events += 1
         match = _OFFLINE.match(message) if message is not None and _SYNTHETIC not in message else None
         if match is not None and int(match[1]) < MAX_CPUS:
-            # /sys does not show a CPU that has returned by the time it is read, but on v1 every cpuset has lost it.
+            # It may be online again before /sys is read: on v1 every cpuset has lost it all the same.
             self._taken |= CpuSet([int(match[1])])
         self._hint.set()
 

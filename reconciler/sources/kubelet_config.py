@@ -33,33 +33,27 @@ _LONGEST: Final = 64
 
 
 class KubeletConfig(Struct, frozen=True, kw_only=True):
-    """The kubelet's configuration.
+    """The kubelet's configuration. Paths are the kubelet's, without the root prefix.
 
     ``sources`` maps a field's name to the flag or ``file:line:column`` that set it. A field that is not in ``sources``
-    has the kubelet's default. ``pid`` None: no process is verified as the kubelet. Paths are the kubelet's, without the
-    root prefix. ``address`` is where it listens (``0.0.0.0``: everywhere). ``executable``, ``program``: path, device
-    and inode of the verified program. ``started``: clock ticks from boot to the start of ``pid``. ``flags``: those of
-    its arguments that are read here. ``config_rule``: the origin of ``config_path``. ``reconcile_s``: how often the CPU
-    manager compares containers with its state. ``unread``: a configuration file could not be read, so its values are
-    missing here. ``inside``: the program that the kubelet is a part of. ``section``: where the KubeletConfiguration is
-    in the file.
+    has the kubelet's default.
     """
 
-    pid: int | None = None
-    started: int = 0
+    pid: int | None = None  # None: no process is verified as the kubelet
+    started: int = 0  # clock ticks from boot to the start of ``pid``
     executable: str | None = None
-    program: tuple[int, int] | None = None
-    flags: Mapping[str, str] = {}
+    program: tuple[int, int] | None = None  # device and inode of ``executable``
+    flags: Mapping[str, str] = {}  # those of its arguments that are read here
     config_path: str | None = None
-    config_rule: FileRule = FileRule.ROOT
+    config_rule: FileRule = FileRule.ROOT  # the origin of ``config_path``
     port: int = 10250
     read_only_port: int = 0
-    address: str = "0.0.0.0"
+    address: str = "0.0.0.0"  # where it listens: everywhere
     cgroup_driver: Driver = Driver.CGROUPFS
     cgroup_root: str = "/"
     cpu_manager_policy: str = "none"
     cpu_manager_options: Mapping[str, str] = {}
-    reconcile_s: float = RECONCILE_S
+    reconcile_s: float = RECONCILE_S  # how often the CPU manager compares containers with its state
     reserved_cpus: CpuSet = EMPTY
     static_pod_path: str | None = None
     root_dir: str = "/var/lib/kubelet"
@@ -70,9 +64,9 @@ class KubeletConfig(Struct, frozen=True, kw_only=True):
     node_name: str | None = None
     sources: Mapping[str, str] = {}
     problems: tuple[str, ...] = ()
-    unread: bool = False
-    inside: str | None = None
-    section: tuple[str, ...] = ()
+    unread: bool = False  # a configuration file could not be read: its values are missing here
+    inside: str | None = None  # the program that the kubelet is a part of
+    section: tuple[str, ...] = ()  # where the KubeletConfiguration is in the file
 
     @property
     def strict_reserved(self) -> bool:

@@ -140,7 +140,7 @@ class KubeletWatch:
                 wait_s, absent_s = self._poll_s, _FIRST_POLL_S
             else:
                 wait_s, absent_s = absent_s, min(2 * absent_s, self._poll_s)
-            # Until the process ends, `check` (a new ``kubelet.sock``), or the time is over.
+            # Until the process ends, `check` is called (a new ``kubelet.sock``), or the time is over.
             async with trio.open_nursery() as nursery:
                 if reading.pid is not None and self._pidfd:
                     nursery.start_soon(self._wait_for_end, reading.pid)

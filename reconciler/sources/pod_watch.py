@@ -252,6 +252,7 @@ class PodWatch:
                     delay_s, requested_s = await self._connected()
                     await self._pause(delay_s, requested_s)
         finally:
+            # Each close has a bound of its own (`HttpSession.aclose`).
             with trio.CancelScope(shield=True):
                 await self._api.aclose()
                 if self._beside is not None:
@@ -299,8 +300,8 @@ class PodWatch:
             with trio.CancelScope() as self._scope:
                 if self._list_again:
                     self._list_again, self._version = False, None
-                # Only at first and after a 410. The server ends each watch after some minutes, and the next one
-                # continues from the last version, which bookmarks keep recent.
+                # Else the watch continues from the last version, which bookmarks keep recent: the server has ended the
+                # previous one after some minutes.
                 if self._version is None:
                     await self._list()
                 answer = await self._watch(self._version or "")

@@ -66,7 +66,7 @@ class PressureEvents:
                     self._windows_us[resource] = trigger.spec.window_us
                     await self._pass_on(resource, trigger)
             except AgentError as exc:
-                # The kernel refuses the trigger: the monitor's own interval remains.
+                # Without a trigger the monitor's own interval remains.
                 self._windows_us.pop(resource, None)
                 if self._problems.get(resource) != str(exc):
                     _LOG.info("pressure is polled: the kernel has no event for it", resource=resource, error=str(exc))

@@ -178,7 +178,7 @@ class RuntimeEvents:
         """Whether the event of the container's creation is still to come."""
         if container_id in self._silent_at:
             return True
-        # Its group may be known before the runtime's directory is, and its bundle may have been given up before that.
+        # Its group may be known before the runtime's directory was reported, or after its bundle was given up.
         began = self._began.get(container_id)
         if self.evidence(container_id) is not RuntimeEvent.ABSENT or not (directory := self._begun(container_id)):
             return False

@@ -30,13 +30,14 @@ _ABOVE: Final = ""
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV})
 _RESYNC_S: Final = 60.0
 _PASS_S: Final = 10.0
-"""So long this source's own listing waits for the next pass of the reconciler that lists the tree."""
+"""How much later this source's own listing is once a pass of the reconciler has listed the tree: the next one may, too.
+"""
 _WHOLE: Final = 8
 """Of so many periodic listings one reads each pod's directory; the others only where its links or its watch differ."""
 _RETRY_S: Final = 1.0
 """The first wait before a directory that could not be read is read again; it doubles up to the periodic listing."""
 _GONE_S: Final = 0.1
-"""The removal of a pod's groups, in some 50 steps, causes one pass, this much later."""
+"""A removal's pass is this much later: a pod is removed in some 50 steps, for which one pass is enough."""
 
 
 class TriggerTree(Protocol):
