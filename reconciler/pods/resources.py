@@ -1,7 +1,7 @@
 """Requests and limits of containers, from a pod's spec and from the annotation of colocation webhooks.
 
 A BE pod of Koordinator, Volcano or Katalyst requests CPU and memory under names of their own, which the kubelet does
-not enforce: its cgroups remain without a limit. bypassd limits such a pod by those numbers. So does an online pod that
+not enforce: its cgroups remain without a limit. bypassd limits such a pod by those numbers, and so an online pod that
 requests Koordinator's mid-tier resources.
 
 Source: reference values of ``kubernetes.io/batch-*``, ``kubernetes.io/mid-*`` and

@@ -1,9 +1,8 @@
 """The programs that run a kubelet: one table of how each is recognized and where its settings and files are.
 
 A kubelet of its own (kubeadm's, and those that RKE2 and k0s start) has a process named ``kubelet`` whose arguments are
-its flags. **A kubelet inside another program** (k3s, MicroK8s, KubeEdge) has neither: the program gives it flags of its
-own making, from its arguments and files. `ArgumentSource` names the form; `reconciler.sources.kubelet_arguments` reads
-it.
+its flags. **A kubelet inside another program** (k3s, MicroK8s, KubeEdge) has neither: the program makes its flags of
+its own arguments and files, which `reconciler.sources.kubelet_arguments` reads.
 
 Source: k3s (pkg/cli/cmds, pkg/configfilearg, pkg/daemons/agent, install.sh), RKE2's executor, MicroK8s
 (microk8s-resources/default-args, the patches "Kubelite integration"), KubeEdge (componentconfig/edgecore v1alpha1 and

@@ -1,9 +1,8 @@
 """Hand-over of the state directory from a running daemon to one that was started meanwhile: an upgrade without a gap.
 
-The new one has loaded its program and its configuration, and waits for the lock. Where the holder handles the request
-(SIGUSR2), it is asked once: it ends in order, without a restore, and waits for the lock itself. Should the new one end
-early, the lock is free, and the old one continues within milliseconds. Where the holder does not know hand-overs, the
-new one waits until it has ended.
+The new one has loaded its program and its configuration, and waits for the lock. A holder that handles the request
+(SIGUSR2) ends in order, without a restore, and waits for the lock itself: if the new one ends early, the old one
+continues within milliseconds. For a holder that does not know hand-overs the new one waits until it has ended.
 """
 
 import errno

@@ -9,17 +9,11 @@ The kernel signals the thread after each `STINT_S` of its CPU time, and the hand
 
 Jobs that may wait in the kernel have no timer (`reconciler.runtime.stints`).
 
-Why the weights alone are not enough (traced on 5.10: kernel's /proc/sched_debug): on Linux up to 6.5 (CFS) a group with
-few shares is picked only when it lags behind kubepods by the wake-up granularity (1 ms and more) divided by its weight,
-as each sleep of an online task makes kubepods the next buddy; and it then has that lag as credit: about 1 ms of CPU
-time whatever its weight, in which nothing of a pod preempts it. Python's steps between two of trio's checkpoints take
-up to 3 ms.
-
 Source: perf_event_open(2), F_SETSIG in fcntl(2), timer_create(2) with SIGEV_THREAD_ID, sched_yield(2), the kernel's
-perf_swevent_hrtimer(), wakeup_gran() and pick_next_entity(). It imports little, since it begins before the program's
-other imports.
+perf_swevent_hrtimer(), wakeup_gran() and pick_next_entity().
 """
 
+# Few modules: the timer begins before the program's other imports.
 import ctypes
 import errno
 import fcntl
@@ -278,6 +272,10 @@ class StintTimer:
         if runner_keeps_cpu(release):
             return ""
         self._ordinary = not has_eevdf(release)
+        # A small weight alone is not enough (traced on 5.10: kernel's /proc/sched_debug): on Linux up to 6.5 (CFS) such
+        # a group is picked only when it lags behind kubepods by the wake-up granularity (1 ms and more) divided by its
+        # weight, as each sleep of an online task makes kubepods the next buddy. It then has that lag as credit: about
+        # 1 ms of CPU time, in which nothing of a pod preempts it; Python steps between two checkpoints take up to 3 ms.
         try:
             self._handle("sched_yield")
             timer = self._own(_makes_event())
