@@ -100,10 +100,10 @@ def identify(pid: int, root: str = "/") -> WriterProcess:
     """The kind of process ``pid`` now. Costs 10 to 40 µs; errors: none.
 
     It is called a few dozen microseconds after the write: short-lived writers (runc, a shell's echo) often still exist,
-    but not always. An undetermined one is UNKNOWN and never guessed. ``pid`` 0 is the kernel's number for a process
-    outside this pid namespace.
+    but not always. An undetermined one is UNKNOWN and never guessed.
     """
     if pid <= 0:
+        # The kernel's number for a process outside this pid namespace is 0.
         return UNKNOWN_WRITER
     if pid == os.getpid() and root == "/":
         return WriterProcess(kind=WriterKind.SELF, pid=pid, name="bypassd")
@@ -155,14 +155,12 @@ def _is_part(names: set[str]) -> bool:
 
 
 def _is_hosts(directory: str, *, in_pod: bool) -> bool:
-    """Whether it may be a component of the node: root's, in the first user namespace.
-
-    In a pod's group it also shares the file systems and process ids of process 1, which no container does unless it has
-    been given the whole node.
-    """
+    """Whether it may be a component of the node: root's, in the first user namespace."""
     status = _read(f"{directory}/status")
+    # Real, effective, saved and file system's.
     if status_field(status, "Uid:").split() != ["0"] * 4:
         return False
+    # No container shares process 1's file systems and process ids, unless it has been given the whole node.
     spaces = ("user", "mnt", "pid") if in_pod else ("user",)
     try:
         own = {name: os.readlink(f"{directory}/ns/{name}") for name in spaces}
@@ -431,16 +429,15 @@ class FanotifyWatch:
         return group == self._below or group.startswith(f"{self._below}/")
 
     def _group(self, path: str, directory: str, stat: os.stat_result) -> str:
-        """The group path of a file. A writer in another mount namespace has another path to the same file.
-
-        Or the same path to another file: a node in a pod has groups of the host's names in its own namespaces.
-        """
+        """The group path of a file, by the path that the writer's mount namespace has to it; empty: not found."""
         where, _, name = path.rpartition("/")
         for device, prefix in ((stat.st_dev, directory), *self._elsewhere):
             if device == stat.st_dev and (where == prefix or where.startswith(f"{prefix}/")):
                 group = where[len(prefix) :] or "/"
+                # Another file may have this path: a node in a pod has groups of the host's names in its namespaces.
                 if _inode(f"{directory}{group}/{name}") == stat.st_ino:
                     return group
+        # A writer in another mount namespace has another path to the same file: the ends of it are tried.
         parts = path.split("/")
         for depth in range(1, len(parts)):
             if _inode("/".join([directory, *parts[depth:]])) == stat.st_ino:

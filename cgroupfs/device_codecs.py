@@ -1,10 +1,6 @@
 """The text forms of the knobs that are set per block device, and of the disk weights.
 
-The kernel takes one device in one write and keeps the values of the others, so a whole file needs several writes:
-`Codec.writes` returns them, from the present text to the planned one. A device that is not in the planned text is
-freed: the file as a whole is bypassd's for as long as it has a setting. An unknown device and a *partition* are ENODEV,
-on v1 and v2, also for ``io.cost.*``: only whole disks have limits.
-
+Only whole disks have limits: an unknown device and a *partition* are ENODEV, on v1 and v2, also for ``io.cost.*``.
 Source: measured on kernels (v1: 6.18; v2: 6.1 and 6.12).
 """
 
@@ -174,6 +170,7 @@ def _codec(show: Show, parse: Callable[[list[str]], Row], free: str) -> Codec:
         return encode(decode(text))
 
     def writes(seen: str, text: str) -> tuple[str, ...]:
+        # One device in one write: the kernel keeps the values of the others, so those not wanted are freed.
         have, want = lines(decode(seen)), lines(decode(text))
         gone = tuple(f"{device} {free}" for device in have if device not in want)
         return (*gone, *(line for device, line in want.items() if have.get(device) != line))

@@ -126,14 +126,11 @@ class Hierarchy(Struct, frozen=True, kw_only=True, dict=True):
         return self.directory(self.trigger, group_path)
 
     def identity_directory(self, group_path: str) -> str:
-        """The directory whose inode identifies a group: that in the watched hierarchy.
-
-        A service manager's groups directly below the root are on v1 only in the hierarchies that they need: they are
-        identified in that of the cpu controller.
-        """
+        """The directory whose inode identifies a group: usually that in the watched hierarchy."""
         return self.directory(self._identifying(group_path), group_path)
 
     def _identifying(self, group_path: str) -> str:
+        # On v1 a service manager makes its groups only in the hierarchies that they need: in that of cpu, for one.
         of_services = group_path.count("/") == 1 and group_path != "/" and "kubepods" not in group_path
         return "cpu" if of_services and "cpu" in self.controllers else self.trigger
 
@@ -145,6 +142,7 @@ class Hierarchy(Struct, frozen=True, kw_only=True, dict=True):
         top = self.controllers[self._identifying(group_path)].directory
         directory = self.identity_directory(group_path)
         while directory.startswith(f"{top}/"):
+            # One that does not exist: the directory above it decides.
             with suppress(OSError):
                 return os.stat(directory).st_dev != os.stat(top).st_dev
             directory = os.path.dirname(directory)

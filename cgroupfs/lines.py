@@ -1,9 +1,8 @@
 r"""The lines of a text that the kernel makes, or in which a tenant's names are.
 
 Only ``\n`` ends a line. Names of processes, groups, directories and mounts are other people's and may have any other
-character: the kernel escapes ``\n`` (and in a mount table blanks and tabs) and no other separator, while
-`str.splitlines` also ends a line at ``\r``, ``\v``, ``\f``, ``\x1c`` to ``\x1e``, ``\x85``, U+2028 and U+2029. A
-process named ``x\vUid:`` would so have a line of its own. Files are opened with ``newline="\n"`` for the same reason.
+character: the kernel escapes ``\n`` (and in a mount table blanks and tabs) and no other separator. Files are opened
+with ``newline="\n"`` for the same reason.
 
 Source: fs/proc/array.c, proc_task_name; fs/seq_file.c, mangle_path.
 """
@@ -26,6 +25,8 @@ _STAT_LEAST: Final = 22
 
 def lines_of(text: AnyStr) -> list[AnyStr]:
     """The lines without their ends; none of an empty text."""
+    # `str.splitlines` ends a line at \r, \v, \f, \x1c to \x1e, \x85, U+2028 and U+2029, too: a process named "x\vUid:"
+    # would have a line of its own.
     end = b"\n" if isinstance(text, bytes) else "\n"
     return text.removesuffix(end).split(end) if text else []
 
@@ -45,11 +46,9 @@ def status_mask(status: str, name: str) -> int:
 def stat_fields(stat: str) -> list[str]:
     """The fields of ``/proc/PID/stat`` after the name: field ``n`` of proc(5) is at ``n - 3``, and 24 is the last here.
 
-    The name is the process's own choice, and not escaped here: it may have blanks, parentheses and line ends. No field
-    after it has a parenthesis.
-
     Errors: `ValueError` for any other text.
     """
+    # The last one: the name is the process's own choice and not escaped here; no field after it has a parenthesis.
     end = stat.rfind(")")
     fields = stat[end + 1 :].split(None, _STAT_READ - 2)
     if end < 0 or len(fields) < _STAT_LEAST - 2 or len(stat) > _STAT_LONGEST:

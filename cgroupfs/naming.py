@@ -244,12 +244,10 @@ class _Tree(Protocol):
 def detect_layout(hierarchy: _Tree, kubelet_config: Mapping[str, object] | None = None) -> Layout | None:
     """The layout of this node (or copied node): what exists decides, the kubelet's configuration settles ties.
 
-    ``kubelet_config`` is the KubeletConfiguration document (``cgroupDriver``, ``cgroupRoot``). When nothing exists yet
-    its layout is returned, so that an agent started before the kubelet has the path. Searched without it: both drivers,
-    at the root and one level down (a node in a container); deeper trees belong to some nested node.
+    ``kubelet_config`` is the KubeletConfiguration document (``cgroupDriver``, ``cgroupRoot``). Searched without it:
+    both drivers, at the root and one level down (a node in a container); deeper trees belong to some nested node.
 
     Errors: `InputError` for an unknown ``cgroupDriver``.
-
     """
     configured = None if kubelet_config is None else _configured(kubelet_config)
     if configured is not None and _exists(hierarchy, configured):
@@ -264,6 +262,7 @@ def detect_layout(hierarchy: _Tree, kubelet_config: Mapping[str, object] | None 
             layout.cgroup_root,
         ),
     )
+    # An agent started before the kubelet has the path of the configuration.
     return layouts[0] if layouts else configured
 
 
@@ -296,7 +295,7 @@ def _candidates(tree: _Tree) -> Iterator[Layout]:
 
 
 def _population(tree: _Tree, layout: Layout) -> int:
-    """How many pods live there: after a change of driver the old tree may remain behind, empty."""
+    """How many pods have a group there: after a change of driver the old tree may remain, empty."""
     groups = {layout.qos(qos) for qos in QosClass}
     names = (
         layout.parse(f"{group}/{name}") for group in groups for name in _subdirectories(tree.trigger_directory(group))

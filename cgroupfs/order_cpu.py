@@ -70,12 +70,10 @@ def order_bandwidth(
 
     ``least``: the groups that get the least possible quota where a group inside (a tenant's, which no change lowers)
     has a larger ratio than wanted.
-
-    Five passes, each legal after the ones before it: lower bursts; lift limits to "none"; lower ratios from the leaves
-    up; raise and set ratios from the root down; raise bursts.
     """
     goal, refused = _feasible(want, have, version, least)
     order = sorted(goal, key=lambda path: (path.count("/"), path))
+    # Lowered before the quotas and raised after them: a quota below the burst is EINVAL.
     writes = [_burst_write(path, goal[path], version) for path in order if goal[path].burst < have[path].burst]
     lowered = [path for path in order if _lowers(have[path].ratio, goal[path].ratio)]
     unlimited = [path for path in order if goal[path].quota is None]
@@ -84,6 +82,7 @@ def order_bandwidth(
     # Only v1 has two files, between whose writes the group has a third ratio.
     crossing = version == 1 and any(goal[path].period != have[path].period for path in order)
     limited_above = _limited_above(have) if crossing else set()
+    # "No limit" is always accepted; then ratios are lowered from the leaves up, and raised from the root down.
     for path in (*unlimited, *reversed(lowered), *raised):
         writes.extend(_quota_writes(path, have[path], goal[path], version, path not in limited_above))
     writes.extend(_burst_write(path, goal[path], version) for path in order if goal[path].burst > have[path].burst)
@@ -225,11 +224,9 @@ def _with_legal_burst(path: str, band: Band, old: Band, refused: dict[tuple[str,
 def _over_parent(
     final: Mapping[str, Band], have: Mapping[str, Band], goal: Mapping[str, Band], raised: Collection[str] = ()
 ) -> dict[str, _Loss]:
-    """Changes that end above their nearest limited ancestor, or below a descendant, and why. Parents are refused first.
+    """Changes that end above their nearest limited ancestor, or below a descendant, and why.
 
-    The child loses if it is a change, else the parent; a child that has the least possible quota (``raised``) only
-    where its parent is unchanged. As long as there are parents to refuse, the children wait: they may fit under the
-    parent's old value. Of several groups below a parent the one with the largest ratio is named.
+    The child loses if it is a change, else the parent. ``raised``: children that have the least possible quota.
     """
     limits: dict[str, tuple[str, int] | None] = {}
     children: dict[str, _Loss] = {}
@@ -245,6 +242,7 @@ def _over_parent(
         above, limit = inherited
         above_changes = above in goal and (goal[above].ratio != have[above].ratio or above in raised)
         path_changes = path in goal and goal[path].ratio != have[path].ratio
+        # A child with the least possible quota has no smaller one to fall back to: its changed parent loses.
         if path_changes and not (path in raised and above_changes):
             children[path] = _Loss(f"{_cpus(ratio)} CPU exceed the {_cpus(limit)} of {above}", above)
         elif above_changes:
@@ -258,6 +256,7 @@ def _over_parent(
             if lifted is not None:
                 reason = f"its child {path} has {_cpus(ratio)} CPU, more than the {_cpus(limit)} of {above}"
                 parents[lifted] = _Loss(reason, path)
+    # Children wait as long as there are parents to refuse: they may fit under the parent's old value.
     return parents or children
 
 

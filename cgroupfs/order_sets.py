@@ -2,9 +2,6 @@
 
 The kernel's rule on v1: at every moment each child's set lies inside its parent's (EACCES and EBUSY otherwise). v2 from
 6.1 on takes any order, 5.10 still refuses a parent that shrinks below a child, so both versions get the same order.
-
-A set costs O(all cpusets of the machine) to write, so each group is written once wherever that is possible, and twice
-(first the union of old and new) only where a child requires it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -59,6 +56,7 @@ def order_sets(
     against = _infeasible(want, have, family) if version == 1 else {}
     goal = {path: want[path] for path in sorted(want, key=_depth_then_name) if path not in against}
 
+    # One write of each group wherever possible: a write costs O(all cpusets of the machine).
     moves: list[SetMove] = []
     now = dict(have)
     direct = _direct(goal, have, family, version)
@@ -93,10 +91,7 @@ def _room(mask: int, version: Version) -> int:
 
 
 def _direct(goal: Mapping[str, int], have: Mapping[str, int], family: Family, version: Version) -> dict[str, int]:
-    """Groups that can be written once, children first, before a group above them grows: group -> 0 releases, 1 takes.
-
-    A group waits for the slowest of those below it, so a group that only releases counts as taking if a child takes.
-    """
+    """Groups that can be written once, children first, before one above them grows: group -> 0 releases, 1 takes."""
     direct: dict[str, int] = {}
     for path in reversed(list(goal)):
         up = family.parent.get(path)
@@ -105,6 +100,7 @@ def _direct(goal: Mapping[str, int], have: Mapping[str, int], family: Family, ve
         takes = int(bool(goal[path] & ~_room(have[path], version)))
         below = [child for child in family.children.get(path, ()) if child in goal]
         if all(child in direct for child in below):
+            # After all of those below it: with a child that takes, it counts as taking.
             direct[path] = max([takes, *(direct[child] for child in below)])
     return direct
 
@@ -113,7 +109,7 @@ def _infeasible(want: Mapping[str, int], have: Mapping[str, int], family: Family
     """Changes to leave out so that in the end every child lies inside its parent: group -> the group against it.
 
     Of a pair in conflict the child is left out if it is one of the changes, because the kernel would refuse its value;
-    else the parent. Then every change that fits after all is added again.
+    else the parent.
     """
     final = {**have, **want}
     against: dict[str, str] = {}
@@ -136,6 +132,7 @@ def _infeasible(want: Mapping[str, int], have: Mapping[str, int], family: Family
         for child in family.children.get(path, ()):
             pending.extend(leave_out(child, path))
 
+    # What was left out because of a change that was left out later may fit after all.
     retry = bool(against)
     while retry:
         retry = False

@@ -73,7 +73,7 @@ def _taken(hierarchy: Hierarchy, path: str, files: FileOps) -> CpuSet:
 def partition_ended_by(hierarchy: Hierarchy, path: str, wanted: CpuSet, files: FileOps) -> Partition | None:
     """A partition next to a group that the kernel would end if the group's set were ``wanted``; None: none is known.
 
-    Since Linux 6.1; earlier kernels refuse that set.
+    Linux before 6.1 refuses that set.
     """
     if hierarchy.version("cpuset") != 2:
         return None

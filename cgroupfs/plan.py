@@ -1,7 +1,5 @@
 """From planned changes to ordered steps: pure, and the only place with the kernel's order rules.
 
-    order_changes(changes, actual, versions) -> Plan(steps, blocked)
-
 Whatever prefix of the steps is done, planning again from there reaches the same end. A change that breaks a rule of the
 kernel becomes `BlockedChange` with the rule's name; none is dropped silently, and the kernel should refuse none of the
 steps. Sets are ordered in `cgroupfs.order_sets`, bandwidth in `cgroupfs.order_cpu`, the rest (idle and weight, memory)

@@ -22,7 +22,8 @@ _TOTAL: Final = " total="
 # Shorter windows are refused up to 6.1, longer ones everywhere.
 _SHORTEST_US: Final = 500_000
 _LONGEST_US: Final = 10_000_000
-# Without CAP_SYS_RESOURCE the kernel samples with its own 2 s clock and takes only multiples of it.
+# Without CAP_SYS_RESOURCE the kernel samples with its own 2 s clock and takes only multiples of it. A window is raised
+# to the next one.
 _UNPRIVILEGED_US: Final = 2_000_000
 _CAP_SYS_RESOURCE: Final = 24
 _CLOSE_S: Final = 10.0
@@ -117,14 +118,12 @@ class TriggerSpec(Struct, frozen=True, kw_only=True):
             raise ValueError(f"a stall of {self.stall_us} us cannot happen within {self.window_us} us")
 
     def text(self) -> str:
-        """What is written. The newline matters: /proc/pressure overwrites the last byte, also a digit."""
+        """What is written."""
+        # With a newline: /proc/pressure overwrites the last byte, also a digit.
         return f"{'full' if self.full else 'some'} {self.stall_us} {self.window_us}\n"
 
     def fitted(self, *, privileged: bool) -> "TriggerSpec":
-        """The nearest spec that every kernel accepts, with the same stall per time.
-
-        Windows are 0.5-10 s; without CAP_SYS_RESOURCE only multiples of 2 s, so a shorter one is made longer.
-        """
+        """The nearest spec that every kernel accepts, with the same stall per time."""
         if privileged:
             window_us = min(max(self.window_us, _SHORTEST_US), _LONGEST_US)
         else:
@@ -141,31 +140,26 @@ def has_sys_resource(status: str) -> bool:
 
 @final
 class PressureTrigger(trio.abc.AsyncResource):
-    """An armed trigger; made by `open_trigger`, closed by leaving ``async with``. ``spec`` is what is in force.
-
-    trio cannot wait for the priority event that PSI sends, so the fd is in an epoll of its own, and trio waits until
-    that is readable.
-    """
+    """An armed trigger; made by `open_trigger`, closed by leaving ``async with``. ``spec`` is what is in force."""
 
     def __init__(self, path: str, fd: int, spec: TriggerSpec) -> None:
         self.path = path
         self.spec = spec
         self._fd = fd
+        # Its own one: trio cannot wait for the priority event that PSI sends, but until this is readable.
         self._epoll = select.epoll()
         self._epoll.register(fd, select.EPOLLPRI)
 
     async def wait(self) -> None:
         """Return at the next event, or at once when one is waiting. Cancel-safe.
 
-        The wake-up itself is the event: the kernel reports it once, and trio's poll of the inner epoll takes it. An
-        event in the microseconds before that poll is lost; while the stall lasts, the next window causes another.
-
         Errors: `CgroupGoneError` when the group was removed.
-
         """
         await trio.lowlevel.checkpoint()
         # An event from before this call must be taken here: registering with trio's own epoll would swallow it.
         if not self._collect():
+            # The wake-up is the event: the kernel reports it once, and trio's poll of the inner epoll takes it. One in
+            # the microseconds before that poll is lost; while the stall lasts, the next window causes another.
             await trio.lowlevel.wait_readable(self._epoll.fileno())
             self._collect()
 
@@ -176,11 +170,12 @@ class PressureTrigger(trio.abc.AsyncResource):
         return bool(events)
 
     async def aclose(self) -> None:
-        """Disarm. The kernel takes 8-20 ms over the last close, so that a thread does it, also under cancellation."""
+        """Disarm, also under cancellation."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             trio.lowlevel.notify_closing(self._epoll.fileno())
             self._epoll.close()
+            # In a thread: the kernel takes 8-20 ms for the last close.
             with trio.move_on_after(_CLOSE_S, shield=True):
                 await trio.to_thread.run_sync(os.close, fd, abandon_on_cancel=True)
         await trio.lowlevel.checkpoint()

@@ -2,10 +2,9 @@
 
 A kernel always has the cgroup2 hierarchy, mounted or not, and every process is in its root until it is moved. A process
 can be put into a group there without leaving its v1 groups: pressure, for one, is counted for it then. Nothing is
-limited.
+limited. Everything here blocks and belongs in a thread: the first attach after a while takes the kernel 8-20 ms.
 
-Everything here blocks and belongs in a thread: the first attach after a while takes the kernel 8-20 ms. Source: kernel
-documentation, admin-guide/cgroup-v2; the effect of a second mount: kernel/cgroup/cgroup.c (apply_cgroup_root_flags).
+Source: kernel documentation, admin-guide/cgroup-v2.
 """
 
 import errno
@@ -47,7 +46,7 @@ class AttachResult(NamedTuple):
 
 @final
 class PrivateTree:
-    """The groups, one a pod, flat below the root: each level costs every task switch of its tasks a little.
+    """The groups, one a pod, directly below the root.
 
     ``mounted``: where the hierarchy is mounted already; None: mount it at ``point``. ``prefix``: of our groups' names.
     """
@@ -64,6 +63,7 @@ class PrivateTree:
     def open(self) -> None:
         """Have the hierarchy mounted. Errors: `CgroupError` when the kernel refuses."""
         # A second mount without the first one's options (nsdelegate, memory_recursiveprot) would remove them from it.
+        # Source: kernel/cgroup/cgroup.c, apply_cgroup_root_flags.
         if self._mounted is not None or self._is_mounted():
             return
         try:
@@ -90,6 +90,7 @@ class PrivateTree:
 
     def directory(self, uid: str) -> str:
         """A pod's group, made or not."""
+        # Not deeper: each level costs every task switch of its tasks a little.
         return f"{self.root}/{self._prefix}{uid}"
 
     def uids(self) -> frozenset[str]:

@@ -13,15 +13,12 @@ _KEPT: Final = 64
 
 
 def cpus_in_effect(mounts: Hierarchy, group: str, files: FileOps = REAL) -> CpuSet:
-    """The CPUs that the kernel gives a group: no group below it has others. Empty: not known.
-
-    v1 takes only CPUs that the parent has, so ``cpuset.cpus`` is in effect. On v2 it is a request, which may be empty,
-    and ``cpuset.cpus.effective`` has the result.
-    """
+    """The CPUs that the kernel gives a group: no group below it has others. Empty: not known."""
     version = mounts.version("cpuset")
     if version is None:
         return EMPTY
     try:
+        # v1 takes only CPUs that the parent has, so the set is in effect. On v2 it is a request, which may be empty.
         text = files.read(mounts.directory("cpuset", group), "cpuset.cpus" if version == 1 else "cpuset.cpus.effective")
         return _parsed(text) if len(text) <= _KEPT else CpuSet.parse(text)
     except (OSError, ValueError):
@@ -48,10 +45,8 @@ def _parsed(text: str) -> CpuSet:
 def offered(mounts: Hierarchy, group: str, files: FileOps = REAL) -> frozenset[str]:
     """The names of the knobs whose file a group has; empty while no such group exists.
 
-    Not the root (but for the few that only it has): it lacks most files, and has some that cannot be written. A
-    kernel's patches and build options decide, not its release: distributions take features into old kernels, and
-    leave them out of new ones.
-
+    The files decide, not the kernel's release: distributions take features into old kernels, and leave them out of new
+    ones. ``group``: not the root, which lacks most files and has some that cannot be written.
     """
     versions = mounts.versions()
     listed: dict[tuple[str, bool], frozenset[str]] = {}

@@ -4,7 +4,7 @@ The group is its directories, held open: a later group of the same name is never
 group of each hierarchy; it belongs to this one when it is in any of its directories.
 
 Source: kernel documentation, admin-guide/cgroup-v2 (cgroup.events, cgroup.kill, cgroup.freeze) and
-cgroup-v1/freezer-subsystem. Measured: a frozen v1 task ends by SIGKILL only when it is thawed, a v2 one at once.
+cgroup-v1/freezer-subsystem.
 """
 
 import errno
@@ -104,8 +104,8 @@ class Subtree:
     def thawing(self) -> Iterator[bool]:
         """Thaw every frozen group of it, frozen by any program, one after another; True: this one was frozen.
 
-        A frozen group above it keeps it from running: `held_above`.
-
+        SIGKILL ends a frozen v1 task only when it is thawed, a v2 one at once. A frozen group above it keeps it from
+        running: `held_above`.
         """
         for number, version in self._found.values():
             file, running = (_STATE, "THAWED") if version == 1 else (_FREEZE, "0")

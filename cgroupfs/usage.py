@@ -85,10 +85,7 @@ class MemoryUsage(Struct, frozen=True, kw_only=True):
 
 
 def rates_between(before: UsageCounters, after: UsageCounters) -> UsageRates | None:
-    """The rates of the time between two readings; None when there was (next to) none.
-
-    A counter that went backwards was restarted: its rate is unknown, never negative.
-    """
+    """The rates of the time between two readings; None when there was (next to) none."""
     interval_s = after.at_s - before.at_s
     if interval_s < _LEAST_INTERVAL_S:
         return None
@@ -106,7 +103,8 @@ def rates_between(before: UsageCounters, after: UsageCounters) -> UsageRates | N
 
 
 def grown(before: int | None, after: int | None) -> int | None:
-    """Increase of a counter; None when either reading lacks it or it was counted again."""
+    """Increase of a counter; None: unknown."""
+    # Less than before: the counter was restarted. Its growth is unknown, never negative.
     if before is None or after is None or after < before:
         return None
     return after - before
@@ -264,7 +262,7 @@ class QuietGroups:
     """Which directories' groups have used no CPU time since the round before: their counters need not be read again.
 
     A directory's CPU time is that of all below it, so a round reads some directories instead of every group in them.
-    It reads them first: what runs while the groups are read shows in the next round. What a group used remains in its
+    `begin` it before the groups are read: what runs meanwhile shows in the next round. What a group used remains in its
     counter, so a round that misses the last tick's time loses nothing.
     """
 

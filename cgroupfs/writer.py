@@ -1,9 +1,6 @@
 """Performing steps: one write each, read back in the kernel's normal form, and an outcome for every one of them.
 
-Control files are written inline, because a write costs 2-40 µs and a thread 150. Only steps that may make the kernel
-reclaim memory or move pages use a thread of their own (`BlockingWriter`): such a write cannot be interrupted. After a
-bounded wait it is left there: the thread is busy until it ends, no other step is started in it meanwhile, and its
-result is reported later.
+Most steps are written inline; those that may make the kernel reclaim memory or move pages, by `BlockingWriter`.
 """
 
 import errno
@@ -56,7 +53,10 @@ class BlockingJob(Generic[T]):
 
 @final
 class BlockingWriter(Generic[T]):
-    """Performs writes that may block, one at a time, in a thread."""
+    """Performs writes that may block, one at a time, in a thread.
+
+    A write whose wait is over keeps the thread until the kernel has finished; its result is in `late`.
+    """
 
     def __init__(self) -> None:
         self._one = trio.CapacityLimiter(1)
@@ -104,6 +104,7 @@ class BlockingWriter(Generic[T]):
                     token.run_sync_soon(job.ended.set)
 
         try:
+            # Abandoned, because a write that reclaims memory or moves pages cannot be interrupted.
             await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._one)
         finally:
             job.abandoned = True
@@ -237,8 +238,9 @@ class KernelWriter:
             return None
 
     def _unwritten(self, step: WriteStep, directory: str, text: str, exc: OSError) -> CgroupError:
-        """Meaning of a refused write. ENODEV is a removed group, or, where disks are named, a removed disk."""
+        """Meaning of a refused write."""
         path = f"{directory}/{step.file}"
+        # ENODEV: a removed group, or, where disks are named, a removed disk or a partition.
         if exc.errno == errno.ENODEV and CATALOG[step.knob].unit == "devices":
             try:
                 self._files.inode(directory)
@@ -310,6 +312,7 @@ class KernelWriter:
     async def _perform_fast(
         self, steps: Iterable[WriteStep], inodes: Mapping[str, int], outcomes: list[StepOutcome]
     ) -> None:
+        # Inline: a write costs 2-40 µs, a thread 150 µs.
         since = time.perf_counter()
         left = self._slow_lane.at_work()
         for step in steps:
@@ -385,7 +388,7 @@ def _read_before(
 
 
 def _changed(step: WriteStep, directory: str, seen: str | None) -> CgroupError | None:
-    """Why the step rests on something that is no longer so. What is left is the time from this read to the write."""
+    """Why the step no longer applies: the file has another value than it expects."""
     if step.expects is None or seen is None:
         return None
     with suppress(ValueError):  # a text that the file cannot hold is another one, too
@@ -398,8 +401,7 @@ def _changed(step: WriteStep, directory: str, seen: str | None) -> CgroupError |
 def _guarded(files: FileOps, directory: str, step: WriteStep, clock: Callable[[], float]) -> CgroupError | None:
     """Why the step must not be done now: its limit is below its guard file's number.
 
-    A step that may reclaim takes memory from the group first. Allocations of the group between this check and the write
-    are the one gap that is left: some microseconds, and the kernel then reclaims before it kills.
+    A step that may reclaim takes memory from the group first.
     """
     if step.guard is None:
         return None
@@ -416,6 +418,7 @@ def _guarded(files: FileOps, directory: str, step: WriteStep, clock: Callable[[]
     except ValueError:
         return CgroupBusyError(path, f"{step.guard} is not a number: not written")
     if used <= limit or step.anyway:
+        # The group may allocate in the microseconds until the write; the kernel then reclaims before it kills.
         return None
     kept = "no more memory can be reclaimed" if step.reclaim else "reclaim is not allowed"
     danger = ", and the OOM killer would run at once" if step.version == 2 else ""
@@ -425,8 +428,7 @@ def _guarded(files: FileOps, directory: str, step: WriteStep, clock: Callable[[]
 def _reclaim(files: FileOps, directory: str, guard: str, limit: int, clock: Callable[[], float]) -> int:
     """Take memory from a v2 group until it fits under a limit, in chunks; the bytes in use in the end.
 
-    It ends where the kernel finds nothing more (EAGAIN twice in a row), where it has no ``memory.reclaim`` (before
-    5.19), and after `RECLAIM_S`.
+    It ends where the kernel finds nothing more, where it has no ``memory.reclaim``, and after `RECLAIM_S`.
     """
     until, empty = clock() + RECLAIM_S, 0
     while (used := int(files.read(directory, guard))) > limit and empty < 2 and clock() < until:
@@ -434,6 +436,7 @@ def _reclaim(files: FileOps, directory: str, guard: str, limit: int, clock: Call
         try:
             files.write(directory, "memory.reclaim", str(min(used - limit, _CHUNK)))
         except OSError as exc:
+            # EAGAIN: less than requested was reclaimed. Others: no such file before 5.19.
             if exc.errno != errno.EAGAIN:
                 break
         empty = 0 if int(files.read(directory, guard)) < before else empty + 1
