@@ -48,11 +48,10 @@ class CheckpointError(InputError):
 def read_checkpoint(path: str, parse: Callable[[bytes, str], _T]) -> _T:
     """Read and parse one checkpoint. The kubelet renames them into place, so a read never meets a half-written one.
 
-    A symbolic link is refused: device plug-ins' pods write in the directory of the devices' checkpoint.
-
     Errors: `CheckpointError`, also for a file that is not there or cannot be read.
     """
     try:
+        # No links: device plug-ins' pods write in the directory of the devices' checkpoint.
         data = read_file(path, _MAX_BYTES, links=False)
     except FileNotFoundError:
         raise CheckpointError(CheckpointFault.MISSING, path, "no such file", "a checkpoint of the kubelet") from None

@@ -1,10 +1,8 @@
 """The state dump: one document of plain values in a stable, documented shape, as JSON, YAML or msgpack.
 
-The daemon makes it from what it holds (``/state``), the command line from the store when the daemon is down; both look
-the same. Nothing heavy is imported here, for the command line's sake (YAML only on request).
-
-Its shape (``schema`` 1) is documented in docs/state.md. Keys are added, never renamed or removed within one schema
-number; every key is always there.
+The daemon makes it from what it holds (``/state``), the command line from the store when the daemon is down. Its shape
+(``schema`` 1) is documented in docs/state.md. Keys are added, never renamed or removed within one schema number; every
+key is always there. Nothing heavy is imported, for the command line's sake.
 
 Units: times are wall-clock seconds since the epoch, 0.0 for never.
 """

@@ -1,8 +1,6 @@
 """The newest events of the ledger in memory, each with a number, so that a reader can follow them without a gap.
 
-Numbers increase by one with each event and continue after a restart, from the last one that was stored. Events that a
-crash lost before they were stored gave their numbers back; so each run of the daemon has a name, and the number of its
-first event: a reader of an earlier run continues from there.
+Numbers increase by one with each event and continue after a restart, from the last one that was stored.
 """
 
 import secrets
@@ -27,6 +25,8 @@ class EventLog:
 
     def __init__(self, stored: Iterable[bytes] = ()) -> None:
         """``stored``: rows of the history, the oldest first; rows without a number, or unreadable, are left out."""
+        # A crash loses events that were not stored, and their numbers are used again: a reader of an earlier run
+        # recognises the new one by its name, and continues from its first number.
         self.run: Final = secrets.token_hex(4)
         self._recent: deque[LedgerEvent] = deque(maxlen=RECENT)
         self._next = 1

@@ -29,10 +29,7 @@ def frame(body: bytes) -> bytes:
 
 
 def frames(data: bytes) -> tuple[list[bytes], bool]:
-    """The bodies of all whole frames, in order; False when there are bytes that belong to none.
-
-    Marks with any lengths may overlap, so the work for other bytes than frames is bounded: the rest is then left out.
-    """
+    """The bodies of all whole frames, in order; False when there are bytes that belong to none."""
     chunks: list[bytes] = []
     whole, at, left = True, 0, _IN_VAIN * len(data)
     while at < len(data) and left >= 0:
@@ -44,6 +41,7 @@ def frames(data: bytes) -> tuple[list[bytes], bool]:
                 chunks.append(body)
                 at = end
                 continue
+            # In a forged file marks with any lengths overlap, so each body is hashed anew: bounded.
             left -= len(body)
         # Damage, or a frame that was not written completely: the next mark may begin a whole one.
         whole = False

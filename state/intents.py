@@ -2,11 +2,8 @@
 
 Outcomes reach the store in batches, some seconds after the writes. A daemon that is killed meanwhile leaves values that
 the store does not have, and a restore that took any unknown value for bypassd's would undo writes of the kubelet or the
-runtime after the kill. So each value is appended to a small file just before it is written.
-
-The file must outlive the process but not the boot, and an append must never wait for a disk: it belongs on a tmpfs, the
-daemon's runtime directory (3 µs). It is best effort: a value that could not be recorded is left by a restore, and
-reported.
+runtime after the kill. So each value is appended to a small file just before it is written. It is best effort: a value
+that could not be recorded is left by a restore, and reported.
 """
 
 import os
@@ -38,7 +35,7 @@ def read_intents(path: str) -> dict[str, frozenset[str]]:
 
 @final
 class Intents(framed.FrameFile):
-    """The file in use."""
+    """The file in use. It has to outlive the process but not the boot: it belongs on a tmpfs (3 µs an append)."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, "cannot record values before they are written")
@@ -61,5 +58,6 @@ class Intents(framed.FrameFile):
 
     def rewrite(self, values: Mapping[str, Iterable[str]]) -> None:
         """Keep only these: everything else is in the store by now."""
+        # Not synced: it has to outlive the process only.
         data = framed.frame(msgpack.packb([[key, text] for key, texts in values.items() for text in texts]))
         self._replace(data, sync=False)

@@ -267,10 +267,7 @@ def parse_allocations(data: bytes, where: str = ALLOCATED_PODS) -> AllocationSta
 
 
 def _plain(fields: Mapping[str, Any], where: str) -> AllocationState:
-    """Of 1.27 to 1.30. Errors: `CheckpointError`; never for the checksum, which covers what the file does not show.
-
-    A zero that the kubelet made up itself hashes otherwise than one that it read, and both are written "0".
-    """
+    """Of 1.27 to 1.30. Errors: `CheckpointError`; never for the checksum."""
     raw = read.mapping(fields, "allocationEntries", where, optional=True)
     pods: dict[str, dict[str, AllocatedTexts]] = {}
     for uid in raw:
@@ -279,6 +276,7 @@ def _plain(fields: Mapping[str, Any], where: str) -> AllocationState:
             pods.setdefault(uid, {})[name] = AllocatedTexts(requests=_amounts(raw[uid], name, at))
     resizes = read.mapping(fields, "resizeStatusEntries", where, optional=True)
     texts = {uid: read.text(resizes, uid, f"{where}: resizeStatusEntries") for uid in resizes}
+    # Not verified: a zero that the kubelet made itself hashes otherwise than one that it read; both are written "0".
     read.number(fields, "checksum", where)
     return AllocationState(pods=pods, resizes=texts)
 

@@ -1,11 +1,8 @@
 """The ledger: for every value that bypassd ever changed, the original, the planned value, and the outcome.
 
-Most rows are control files of cgroups; values elsewhere (/proc, resctrl, network, core scheduling) have kinds of their
-own. An original is durable before the first write of its value and is never replaced afterwards (only corrected, where
-it was read before the runtime had finished), so that a restore can undo everything at any moment, after any crash:
-control files in the order of `Ledger.backwards`, each with its `LedgerEntry.restore_text`, the other kinds by their
-codecs. Outcomes, last writers and failures are for people and for backoff: they are kept in memory and written in
-batches by `flush`.
+An original is durable before the first write of its value and is never replaced afterwards (only corrected, where it
+was read before the runtime had finished), so that a restore can undo everything at any moment, after any crash: control
+files in the order of `Ledger.backwards`, each with its `LedgerEntry.restore_text`, the other kinds by their codecs.
 
 Threads: `first_touches`, `adopt`, `record` and `flush` make rows durable (an fsync) and belong in the store's worker
 thread. All other calls are dictionary work for the loop. Both may happen at once.
@@ -103,6 +100,7 @@ class Ledger:
         """The rows of every other kind."""
         self._pool: dict[str, str] = {}
         self._order = 0
+        # Outcomes, last writers and failures are for people and for backoff: written in batches, by `flush`.
         self._dirty: dict[FileKey, None] = {}
         """Rows to be put, or deleted, by the next flush: in the order in which they changed."""
         self._pending: list[LedgerEvent] = []
@@ -208,9 +206,9 @@ class Ledger:
     def first_touches(self, entries: Iterable[LedgerEntry]) -> int:
         """Record originals before the first write of their files, in one transaction; return how many were new.
 
-        A file that is known already (same inode) keeps its original: after a crash the live value may be bypassd's own.
-        An entry of a group made again replaces the old one, which is moved to the history. Errors: `StoreError`; then
-        nothing is recorded and none of the new files may be written.
+        A file that is known already (same inode) keeps its original. An entry of a group made again replaces the old
+        one, which is moved to the history. Errors: `StoreError`; then nothing is recorded and none of the new files may
+        be written.
         """
         touched = list(entries)
 
@@ -362,6 +360,7 @@ class Ledger:
         new: dict[FileKey, LedgerEntry] = {}
         now = self._clock()
         for entry in entries:
+            # A known file keeps its original: after a crash its live value may be bypassd's own.
             if not self.is_durable(entry.key, entry.inode):
                 new[entry.key] = entry
         for order, entry in enumerate(new.values(), start=self._order + 1):
@@ -369,13 +368,11 @@ class Ledger:
         return list(new.values())
 
     def _sync(self) -> None:
-        """Synchronise with a store that was opened again since the last write: take its additional rows, add others.
-
-        Taking is first: an original on disk that could not be read at start is the true one, a live value is not.
-        """
+        """Synchronise with a store that was opened again since the last write: take its additional rows, add others."""
         generation = self._store.ready()
         if generation == self._generation:
             return
+        # First: an original on disk that could not be read at start is the true one, a live value is not.
         self._load()
         batch = StoreBatch()
         for entry in self:
@@ -438,7 +435,7 @@ class Ledger:
         """A text was written and read back.
 
         ``before`` is the previous content, None if it was not read: the event then has what is known of it, with its
-        source. A previous content that was read corrects an original of source `SPEC`.
+        source.
         """
         entry = self.get(key)
         if entry is None:
@@ -446,6 +443,7 @@ class Ledger:
         previous = (before, BeforeSource.READ) if before is not None else _previous(entry)
         if key in self._first:
             self._first.discard(key)
+            # The spec's value was recorded before the runtime wrote it: what was read is what it wrote.
             if entry.origin is OriginalSource.SPEC and before not in {None, after}:
                 entry.original, entry.origin = self._shared(before or ""), OriginalSource.READ
         entry.seen, entry.writer, entry.process = self._shared(after), US, ""
@@ -491,10 +489,7 @@ class Ledger:
             self.note(replace(_event(entry, "yield" if yielded else "resume", self._clock()), reason=reason))
 
     def restored(self, key: FileKey, text: str) -> None:
-        """The file has its old value again: it is no longer bypassd's.
-
-        Flush soon: until then a crash restores it again.
-        """
+        """The file has its old value again: it is no longer bypassd's. Until a flush, a crash restores it again."""
         self._remove(key, "restored", after=text)
 
     def forget_group(self, path: str) -> list[LedgerEntry]:
@@ -535,7 +530,8 @@ class Ledger:
     # Within
 
     def _insert(self, entry: LedgerEntry) -> None:
-        """Take an entry in, sharing its texts: a node has thousands of files and a few dozen different texts."""
+        """Take an entry in."""
+        # A node has thousands of files, and a few dozen different texts.
         for name in TEXTS:
             text = getattr(entry, name)
             if text and (shared := self._shared(text)) is not text:

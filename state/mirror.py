@@ -1,9 +1,8 @@
 """The store's second copy: the rows that must not be lost, in a file of another kind next to it (``<store>.copy``).
 
-It holds the ledger, holds, evictions, and the originals of everything besides control files; not facts that a pass
-reads again. Each transaction is one frame with the store's serial number, appended after SQLite's own commit and before
-any action on it: for a first touch that is before the file's first write. So the copy is never ahead of the store,
-unless the store was damaged, set back, deleted, or has lost its WAL; then it has the missing rows.
+Each transaction is one frame with the store's serial number, appended after SQLite's own commit and before any action
+on it: for a first touch that is before the file's first write. So the copy is never ahead of the store, unless the
+store was damaged, set back, deleted, or has lost its WAL; then it has the missing rows.
 """
 
 import os
@@ -18,7 +17,7 @@ from state import framed
 from state.schema import EVICTIONS, FILES, HOLDS, LINEAGE, META, OPENED_AT, SERIAL
 
 MIRRORED: Final = (FILES, HOLDS, META, EVICTIONS)
-"""The tables that are in the copy."""
+"""The tables that are in the copy; the others have facts that a pass reads again."""
 _GROWTH_BYTES: Final = 1 << 20
 """A copy may grow to twice its content and this much more before it is rewritten."""
 
@@ -126,16 +125,14 @@ class CopyFile(framed.FrameFile):
     def append(
         self, serial: int, boot: str, cleared: Iterable[str], rows: Mapping[str, Mapping[str, bytes | None]]
     ) -> None:
-        """Add one transaction, not synced (5 µs instead of a second fsync per container start).
-
-        The rows are about cgroups of this boot: they have to outlive the process, for which the page cache is enough,
-        and not the kernel.
-        """
+        """Add one transaction, not synced."""
         if self.problem is not None:
             return
         cleared = [table for table in cleared if table in MIRRORED]
         changed = {table: dict(rows[table]) for table in MIRRORED if rows.get(table)}
         data = framed.frame(msgpack.packb([serial, boot, False, cleared, changed]))
+        # 5 µs instead of a second fsync per container start: the rows are about cgroups of this boot, so that they have
+        # to outlive the process and not the kernel, and the page cache is enough.
         try:
             framed.append(self._number, data)
         except OSError as exc:

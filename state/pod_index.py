@@ -1,8 +1,7 @@
 """What follows from the pods only: computed when one of them changes, and not with each plan.
 
 The node is planned each second, and its pods change some times an hour. `derived` keeps results of a whole table,
-`of_each` those of each pod: while a container starts, nothing is computed again for the other pods. `PodIndex`, the
-pods by class and place, is the result that most policies use.
+`of_each` those of each pod. `PodIndex`, the pods by class and place, is the result that most policies use.
 """
 
 from collections.abc import Callable, Mapping
@@ -68,6 +67,7 @@ def of_each(table: Mapping[K, V], rule: Callable[[V, *G], T], *given: *G) -> Map
     before: Mapping[K, T] = known[2] if known is not None and same else {}
     if items is table:
         return before
+    # While a container starts, nothing is computed again for the other pods.
     results = {key: before[key] if items.get(key) is item else rule(item, *given) for key, item in table.items()}
     table.each[rule] = values, table, results
     return results

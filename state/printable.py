@@ -17,10 +17,7 @@ _MARK: Final = "…(+{} characters)"
 
 
 def printable(text: str, longest: int | None = None) -> str:
-    """One line in which every character is visible; cut after ``longest`` characters, with a mark.
-
-    Line ends and tabs are escaped, too: a real line end separates values and is never in one.
-    """
+    """One line in which every character is visible, line ends and tabs included; cut after ``longest`` characters."""
     if longest is not None and len(text) > longest:
         text = text[:longest] + _MARK.format(len(text) - longest)
     if text.isprintable():
@@ -38,11 +35,11 @@ def printable_lines(text: str, longest: int | None = None) -> str:
 def printable_json(text: str) -> str:
     r"""A JSON text that may be written to a terminal: what is not printable within its strings as ``\uXXXX``.
 
-    Outside its strings a JSON text has line ends and printable ASCII only, and within them no line end. A lone
-    surrogate, which strict readers refuse even when it is escaped, becomes the text ``\udc80`` as with `encodable`.
+    A lone surrogate, which strict readers refuse even when it is escaped, becomes a text as with `encodable`.
     """
     if text.replace("\n", "").isprintable():
         return text
+    # Outside its strings a JSON text has line ends and printable ASCII only, and within them no line end.
     return "".join(char if char == "\n" or char.isprintable() else json.dumps(encodable(char))[1:-1] for char in text)
 
 

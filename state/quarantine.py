@@ -1,12 +1,7 @@
-"""Replacing a store that cannot be used: every provably whole row is saved, the file is moved aside, never deleted.
+"""Replacing a store that is damaged, or of a newer version: whole rows are saved, the file is moved aside.
 
 The order makes it safe to be killed at any point: the replacement is complete and on disk as ``<path>.new`` before the
 damaged file is renamed, and `finish_interrupted` puts it in place if the process ended between the two renames.
-
-So is a store of a newer version before a restore with this one (`convert_newer`). A newer version may have added
-tables, kinds of rows and fields. The tables that both know are copied with every row as it is, also the rows that only
-the newer version can restore. The newer file, with its history, is moved aside and never deleted; the newer version
-migrates the converted one again when it returns.
 """
 
 import os
@@ -26,10 +21,7 @@ _PARTS: Final = ("", "-wal", "-shm")
 
 
 def salvage(connection: sqlite3.Connection) -> dict[str, dict[str, bytes]]:
-    """Every row of the keyed tables that can still be read and whose seal is valid, from a damaged file.
-
-    Read from both ends, because a broken page ends a scan. Every returned row is exactly as written.
-    """
+    """Every row of the keyed tables that can still be read and whose seal is valid, from a damaged file."""
     chunks: dict[str, dict[str, bytes]] = {}
     try:
         guard(connection)
@@ -41,7 +33,7 @@ def salvage(connection: sqlite3.Connection) -> dict[str, dict[str, bytes]]:
     for table in KEYED:
         rows = chunks.setdefault(table, {})
         for direction in ("ASC", "DESC"):
-            # A damaged index or text column ends this scan; the rows before it count.
+            # A broken page, index or text column ends a scan: the rows before it count, from both ends.
             with suppress(sqlite3.Error, UnicodeDecodeError):
                 for key, row in connection.execute(
                     f"SELECT key, row FROM {table} NOT INDEXED ORDER BY rowid {direction} LIMIT {MOST_ROWS}"  # noqa: S608
@@ -117,7 +109,9 @@ def _forget_old(path: str, why: str) -> None:
 def convert_newer(path: str, *, clock: Callable[[], float] = time.time) -> str | None:
     """Convert the store if a newer version wrote it; returns where that file is now, None if there was nothing to do.
 
-    The caller has the instance lock. Errors: `NewerSchemaError` for one that this version cannot read; `StoreError`.
+    The tables that both versions know are copied with every row as it is, also rows that only the newer one can
+    restore. The caller has the instance lock. Errors: `NewerSchemaError` for one that this version cannot read;
+    `StoreError`.
     """
     tables = read_tables(path)
     if tables.newer is None:

@@ -74,8 +74,6 @@ def open_readonly(path: str, *, newer: bool = True) -> sqlite3.Connection:
 
     ``newer``: also to one of a newer version that this one can read.
 
-    A WAL file needs a shared-memory file next to it; where that cannot be made, file and WAL are copied to
-    memory-backed storage and read there, so that no committed row is overlooked.
     Errors: `NoStoreError`, `StoreDeniedError`, `LostStoreError`; `StoreError` when it cannot be opened;
     `NewerSchemaError`.
     """
@@ -89,7 +87,8 @@ def open_readonly(path: str, *, newer: bool = True) -> sqlite3.Connection:
             guard(connection)
             version = schema_version(connection, path, newer=newer)
         except sqlite3.OperationalError:
-            # Its WAL cannot be opened here: a read-only file system, or no right to make the shared-memory file.
+            # Its WAL needs a shared-memory file next to it, which cannot be made here (read-only file system, missing
+            # right). A copy is read with the WAL, so that no committed row is overlooked.
             connection.close()
             connection = _copied(path)
             guard(connection)

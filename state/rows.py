@@ -1,7 +1,4 @@
-"""Rows that their owner holds in memory, too: with a version, and rewritten completely into a lost file.
-
-A row of a newer version is left unchanged, so that an older daemon in between costs nothing.
-"""
+"""Rows that their owner holds in memory, too: with a version, and rewritten completely into a lost file."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, TypeVar, final
@@ -51,6 +48,7 @@ class RowForm(Generic[R]):
 
     def decode(self, body: bytes) -> R | None:
         """The row; None for one of a newer version. Errors: `ValueError` for an unreadable one."""
+        # The caller leaves a newer row unchanged, so that an older daemon in between loses nothing.
         return None if decoded(_decode_version, body).v > self._version else decoded(self._decoder.decode, body)
 
 

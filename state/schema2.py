@@ -2,7 +2,7 @@
 
 Up to schema 2 only cgroup files were in the ledger. Everything else that was changed had one private row for each
 feature in the table META. They become rows of the ledger when a store is opened, in the transaction of the opening, and
-each time a store that cannot be written is read. An invalid private row is left unchanged.
+each time a store that cannot be written is read.
 
 Pure, and imports nothing heavy: the command line reads a store without msgspec.
 """
@@ -45,7 +45,7 @@ def convert(rows: Mapping[str, Mapping[str, bytes]], boot: str) -> Converted:
             kept = decoded(_unpack, meta[name], deepest=_DEEPEST)
             fresh = [] if boot and kept["boot"] not in {"", boot} else list(rows_of(kept))
         except (ValueError, TypeError, KeyError, AttributeError):
-            continue
+            continue  # an invalid private row remains unchanged
         for row in fresh:
             key = f"{row['kind']}:{row['path']}:{row['file']}"
             if key not in files:

@@ -3,9 +3,8 @@
 It has keyed tables and a bounded history; `state.ledger` and `state.rows` define the rows' meaning. All calls are
 synchronous and belong to one thread at a time: call them from a worker thread with a limiter of one.
 
-A store is writable or not (full disk, read-only mount, missing right): then every write raises `StoreError`. Another
-program may damage, delete or replace the file while it is in use: it is then made again from what can be read of it and
-from its second copy (`state.mirror`).
+A file that another program has damaged, deleted or replaced is made again from what can be read of it and from its
+second copy (`state.mirror`).
 
 Longer than other modules because use, failure, check and repair of the file share its one connection.
 
@@ -262,8 +261,7 @@ class Store:
         """Check for damage by other programs, and repair it; returns the damage, None: none.
 
         Does nothing while the store `is_untouched`; else, and when ``full``, everything is read again past SQLite's
-        cache. A repaired store has another `generation`: owners write what they hold again. Errors:
-        `StoreError` where the repair cannot be written.
+        cache. Errors: `StoreError` where the repair cannot be written.
         """
         with self._alone():
             reopened, self._reopened = self._reopened, None

@@ -6,11 +6,9 @@ Marks = tuple[tuple[int, ...] | None, ...]
 
 
 def file_marks(path: str) -> Marks:
-    """State by which a write of another program to the database or its WAL shows; of shared memory only the file.
-
-    Of the WAL without the time of its last status change: each reader that is root gives the WAL the database's owner
-    when it opens it. Source: SQLite, os_unix.c, unixOpen.
-    """
+    """State by which a write of another program to the database or its WAL shows; of shared memory only the file."""
+    # Without the time of the WAL's last status change: each reader that is root gives it the database's owner when it
+    # opens it. Source: SQLite, os_unix.c, unixOpen.
     wal, memory = _mark(f"{path}-wal"), _mark(f"{path}-shm")
     return _mark(path), wal if wal is None else wal[:4], memory if memory is None else memory[:2]
 
@@ -25,12 +23,10 @@ def identity(path: str) -> tuple[int, int]:
 
 
 def check_header(path: str) -> None:
-    """Bytes 18 and 19 are SQLite's write and read format, 1 or 2. Errors: ValueError.
-
-    With another write format SQLite opens the file read-only, which would look like a disk error that may pass.
-    """
+    """Bytes 18 and 19 are SQLite's write and read format, 1 or 2. Errors: ValueError."""
     with open(path, "rb") as file:
         formats = file.read(20)[18:]
+    # With another write format SQLite opens the file read-only, which would look like a disk error that may pass.
     if set(formats) - {1, 2}:
         raise ValueError(f"{path}: unknown file format {formats.hex()}")
 

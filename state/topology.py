@@ -1,8 +1,6 @@
 """CPU topology: threads in cores, cores under L3 caches, in NUMA nodes, in sockets; fast and slow kinds.
 
-Numbers that the kernel gives only per socket (core_id) or not at all are replaced by the lowest CPU of the group, so
-that every number here is unique on the machine. L3 keeps the kernel's cache id where there is one, because resctrl uses
-it for its domains. `state.topology_sysfs` reads a machine, `state.machine` a description of one.
+Every number here is unique on the machine. `state.topology_sysfs` reads a machine, `state.machine` a description.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -2,9 +2,7 @@
 
 Every part of /sys is optional: a virtual machine, a container and an old kernel each lack another one. A missing or
 invalid file is replaced by the simplest default (own core, one socket, node 0, unknown distances) for its own fact
-only.
-
-1,024 CPUs are some 5,000 small files: 30 ms, so a running daemon reads again in a thread.
+only. 1,024 CPUs are some 5,000 small files: 30 ms, so a running daemon reads again in a thread.
 
 Source: kernel documentation, ABI/stable/sysfs-devices-system-cpu and -node; ABI/testing cpu_capacity.
 """
@@ -58,7 +56,7 @@ def read_topology(root: str = "/") -> Topology:
         cpus=tuple(
             Cpu(
                 id=cpu,
-                core=min(cores[cpu]),
+                core=min(cores[cpu]),  # the kernel's core_id is unique in a socket only
                 socket=sockets[cpu],
                 node=nodes[cpu],
                 l3=caches[cpu],
@@ -173,6 +171,7 @@ def _l3_of(base: str, online: CpuSet, package: Mapping[int, tuple[int, int]]) ->
     across = len({(ids[cpu], package[cpu][0]) for cpu in ids}) > len(set(ids.values()))
     if across or min(ids.values()) < 0:
         return domains
+    # The kernel's ids where it has them: resctrl names its domains by them.
     return {cpu: ids[domain] for cpu, domain in domains.items()}
 
 
