@@ -51,22 +51,19 @@ def _normal(normal: Callable[[str], str], text: str) -> str:
 
 @final
 class Knob(NamedTuple):
-    """One kernel parameter of a group, with one unit on both cgroup versions.
-
-    ``lowering_is_slow``: a tighter value may make the kernel reclaim memory within the write (1 ms per 25 MB).
-    ``one_way``: the kernel never takes a higher value again (EINVAL); the group must be made again. ``resets``: a knob
-    of the same group that the kernel sets to its default when this one is written back to 0, and whose file is
-    meaningless meanwhile. ``root_only``: its file is in the root group, for the machine as a whole.
-    """
+    """One kernel parameter of a group, with one unit on both cgroup versions."""
 
     name: str
     controller: str
     unit: Unit
     forms: Mapping[Version, KnobForm] = {}
+    # A tighter value may make the kernel reclaim memory within the write (1 ms per 25 MB).
     lowering_is_slow: bool = False
-    one_way: bool = False
+    one_way: bool = False  # the kernel never takes a higher value again (EINVAL): the group must be made again
+    # A knob of the same group that the kernel sets to its default when this one is written back to 0, and whose file is
+    # meaningless meanwhile.
     resets: str | None = None
-    root_only: bool = False
+    root_only: bool = False  # its file is in the root group, for the machine as a whole
 
     def file(self, version: Version) -> str | None:
         """The control file's name, None where this version has no such thing."""

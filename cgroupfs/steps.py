@@ -16,33 +16,24 @@ Known: TypeAlias = Mapping[tuple[str, str], Value]
 
 
 class KnobChange(Struct, frozen=True, kw_only=True, gc=False):
-    """One planned value of one knob on one group.
-
-    ``have`` is the value there now; UNSET means that of the actual values. ``usage_bytes`` is the group's memory use
-    now (`memory.current`): without it no v2 memory limit is ever lowered. ``reclaim``: a memory limit below the use may
-    have memory taken from the group first; without it such a limit is not written. ``least``: a v1 quota whose ratio is
-    below that of a group inside it, which no change lowers, is replaced by the least one that the kernel takes.
-    """
+    """One planned value of one knob on one group."""
 
     path: str
     knob: str
     want: Value
-    have: Value | UnsetType = UNSET
+    have: Value | UnsetType = UNSET  # the value there now; UNSET: that of the actual values
     why: str = ""
+    # The group's memory use now (memory.current): without it no v2 memory limit is ever lowered.
     usage_bytes: int | None = None
+    # Memory may be taken from the group first where a limit is below its use; else such a limit is not written.
     reclaim: bool = False
+    # A v1 quota whose ratio is below that of a group inside it, which no change lowers, is replaced by the least one
+    # that the kernel takes.
     least: bool = False
 
 
 class WriteStep(Struct, frozen=True, kw_only=True, gc=False):
-    """One write of one control file.
-
-    ``slow``: may take milliseconds in the kernel. ``guard`` names a file of the group whose number must not be above
-    the written one, at the moment of writing: a v2 memory limit below the usage kills at once. ``reclaim``: where it is
-    above, memory is taken from the group first, bounded in time, as far as the kernel finds reclaimable memory.
-    ``anyway``: then it is written whatever is left, because it kills no process. ``expects``: written only while the
-    file reads this, in the knob's normal form; None: any text.
-    """
+    """One write of one control file."""
 
     path: str
     knob: str
@@ -50,25 +41,25 @@ class WriteStep(Struct, frozen=True, kw_only=True, gc=False):
     controller: str
     version: Version
     text: str
-    slow: bool = False
+    slow: bool = False  # may take milliseconds in the kernel
     why: str = ""
+    # A file of the group whose number must not be above the written one, at the moment of writing: a v2 memory limit
+    # below the usage kills at once.
     guard: str | None = None
+    # Where it is above, memory is taken from the group first, bounded in time, as far as the kernel finds any.
     reclaim: bool = False
-    anyway: bool = False
-    expects: str | None = None
+    anyway: bool = False  # then it is written whatever is left, because it kills no process
+    expects: str | None = None  # written only while the file reads this, in the knob's normal form; None: any text
 
 
 class BlockedChange(Struct, frozen=True, kw_only=True, gc=False):
-    """A change that cannot be reached, with the kernel's rule and a sentence for a person.
-
-    ``by``: the group whose value is in the way, if the rule is between groups. ``instead``: the value that the plan
-    brings the file to (`KnobChange.least`); UNSET: the file keeps what it has.
-    """
+    """A change that cannot be reached, with the kernel's rule and a sentence for a person."""
 
     change: KnobChange
     rule: str
     reason: str
-    by: str = ""
+    by: str = ""  # the group whose value is in the way, if the rule is between groups
+    # The value that the plan brings the file to (`KnobChange.least`); UNSET: the file keeps what it has.
     instead: Value | UnsetType = UNSET
 
 

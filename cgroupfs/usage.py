@@ -54,28 +54,23 @@ class UsageCounters(Struct, frozen=True, kw_only=True):
 
 
 class UsageRates(Struct, frozen=True, kw_only=True):
-    """Rates between two readings.
-
-    ``throttled_share``: the part of the bandwidth periods in which the group hit its quota (0.0 without a quota);
-    ``throttled_milli``: how many CPUs' worth of time its run queues were stopped for that, thousandths.
-    """
+    """Rates between two readings."""
 
     interval_s: float
     cpu_milli: int | None = None
+    # Of the bandwidth periods, those in which the group hit its quota (0.0 without a quota).
     throttled_share: float | None = None
-    throttled_milli: int | None = None
+    throttled_milli: int | None = None  # CPUs' worth of time that its run queues were stopped for that, thousandths
     memory_bytes: int | None = None
 
 
 class MemoryUsage(Struct, frozen=True, kw_only=True):
-    """A group's memory and that of all below it. ``limit_bytes`` None: no limit of its own.
+    """A group's memory and that of all below it."""
 
-    ``droppable_bytes``: page cache on the reclaim lists that is clean, so that the kernel can take it at once. Shared
-    memory, which only swap can take, is not among it.
-    """
-
-    limit_bytes: int | None
+    limit_bytes: int | None  # None: no limit of its own
     used_bytes: int
+    # Page cache on the reclaim lists that is clean, so that the kernel can take it at once. Shared memory, which only
+    # swap can take, is not among it.
     droppable_bytes: int = 0
 
     @property

@@ -152,19 +152,15 @@ class GroupLookup(Protocol):
 
 
 class StepOutcome(Struct, frozen=True, kw_only=True):
-    """What became of one step.
-
-    ``before`` and ``after`` are the file's text without the newline, None where it could not be read; ``wrote`` is
-    False where the value was there already and where nothing may be written. It is True beside an ``error`` where the
-    kernel has accepted a write and the file reads otherwise, or has accepted the first of several. ``at``: monotonic
-    seconds.
-    """
+    """What became of one step. Texts are without the newline."""
 
     step: WriteStep
     ok: bool
-    at: float
-    before: str | None = None
+    at: float  # monotonic seconds
+    before: str | None = None  # None, as of the next: it could not be read
     after: str | None = None
+    # False: the value was there already, or nothing may be written. True beside an error: the kernel has accepted a
+    # write and the file reads otherwise, or it has accepted the first of several.
     wrote: bool = False
     error: CgroupError | None = None
 

@@ -148,45 +148,36 @@ class CacheRequest(Struct, frozen=True, kw_only=True):
 
 
 class CacheGroup(Struct, frozen=True, kw_only=True):
-    """One control group: what its schemata is to hold, and why. ``reclaimed``: it is one of BE's."""
+    """One control group: what its schemata is to hold, and why."""
 
     name: str
     schemata: Mapping[str, Mapping[int, int]]
     reason: str
-    reclaimed: bool = False
+    reclaimed: bool = False  # it is one of BE's
 
 
 class CachePlan(Struct, frozen=True, kw_only=True):
-    """The planned groups. ``members``: pod uid -> group; the default group for those that are in none.
+    """The planned groups."""
 
-    ``crowded``: pods that requested a share of their own and share by class instead, with the reason. ``default``: the
-    default group's planned content; None: it is unmanaged. ``level``: BE's share where it is dynamic, and the reason of
-    its size. BE's groups are first: BE releases before others take.
-    """
-
-    groups: tuple[CacheGroup, ...] = ()
-    members: Mapping[str, str] = {}
+    groups: tuple[CacheGroup, ...] = ()  # BE's first: BE releases before others take
+    members: Mapping[str, str] = {}  # pod uid -> group; the default group for those that are in none
+    # Pods that requested a share of their own and share by class instead, with the reason.
     crowded: Mapping[str, str] = {}
-    default: Mapping[str, Mapping[int, int]] | None = None
-    level: ShareLevel | None = None
+    default: Mapping[str, Mapping[int, int]] | None = None  # the default group's planned content; None: it is unmanaged
+    level: ShareLevel | None = None  # BE's share where it is dynamic
     level_reason: str = ""
     problems: tuple[str, ...] = ()
 
 
 class Contention(Struct, frozen=True, kw_only=True):
-    """State of online pods. Units: percents, but for the misses: per 1000 instructions.
+    """State of online pods. Units: percents, but for the misses: per 1000 instructions."""
 
-    ``misses``: by online pod, where they are counted. ``bandwidth``: in use by domain, of its memory's maximum; None:
-    not measured. ``blind``: unknown for some domain. ``reclaimed``: BE's part of the bandwidth in use, by domain.
-    ``online``: how many online pods there are: without any, no victim exists. ``age_s``: of the bandwidth.
-    """
-
-    misses: Mapping[str, Sample] = {}
-    bandwidth: Mapping[int, float] | None = None
-    blind: bool = False
-    reclaimed: Mapping[int, float] = {}
-    online: int = 1
-    age_s: float = 0.0
+    misses: Mapping[str, Sample] = {}  # by online pod, where they are counted
+    bandwidth: Mapping[int, float] | None = None  # in use by domain, of its memory's maximum; None: not measured
+    blind: bool = False  # unknown for some domain
+    reclaimed: Mapping[int, float] = {}  # BE's part of the bandwidth in use, by domain
+    online: int = 1  # how many online pods there are: without any, no victim exists
+    age_s: float = 0.0  # of the bandwidth
 
 
 class CacheConsumption(Struct, frozen=True, kw_only=True):
@@ -197,17 +188,12 @@ class CacheConsumption(Struct, frozen=True, kw_only=True):
 
 
 class CacheUsage(Struct, frozen=True, kw_only=True):
-    """Everything measured at one moment of the monotonic clock; ``at_s`` None: nothing was.
+    """Everything measured at one moment."""
 
-    ``pods``: by uid, all caches together, only those that were monitored. ``groups``: control groups, by cache;
-    together they are the machine. ``classes``: control group to the class of its pods, where that is one. ``level``:
-    BE's share where it is dynamic. ``lacks``: why a signal is unavailable here, or not available of every pod, by its
-    name in the catalog.
-    """
-
-    at_s: float | None = None
-    pods: Mapping[str, CacheConsumption] = {}
-    groups: Mapping[str, Mapping[int, CacheConsumption]] = {}
-    classes: Mapping[str, str] = {}
-    level: ShareLevel | None = None
+    at_s: float | None = None  # on the monotonic clock; None: nothing was measured
+    pods: Mapping[str, CacheConsumption] = {}  # by uid, all caches together, only those that were monitored
+    groups: Mapping[str, Mapping[int, CacheConsumption]] = {}  # control groups, by cache; together they are the machine
+    classes: Mapping[str, str] = {}  # control group to the class of its pods, where that is one
+    level: ShareLevel | None = None  # BE's share where it is dynamic
+    # Why a signal is unavailable here, or not available of every pod, by its name in the catalog.
     lacks: Mapping[str, str] = {}

@@ -18,34 +18,27 @@ class CapacityState(StrEnum):
 
 
 class PodCapacity(Struct, frozen=True, kw_only=True):
-    """One pod. ``volume``: the emptyDir volume that it named.
+    """One pod."""
 
-    ``cpu_milli``: what it may use now, together with ``shared_with`` other BE pods. ``likely_cpu_milli``: of that, what
-    it will have at least in the next minute, if the node behaves as in the last minutes. ``memory_bytes``: the
-    smallest of the limits above it, None: no limit. ``next_state``: announced for ``next_at``; None: nothing is.
-    """
-
-    volume: str
-    cpu_milli: int
+    volume: str  # the emptyDir volume that it named
+    cpu_milli: int  # what it may use now, together with the other BE pods that it shares with
+    # What it will have of that at least in the next minute, if the node behaves as in the last minutes.
     likely_cpu_milli: int
     cpus: str
-    shared_with: int = 0
-    memory_bytes: int | None = None
+    shared_with: int = 0  # number of other BE pods
+    memory_bytes: int | None = None  # the smallest of the limits above it; None: no limit
     state: CapacityState = CapacityState.RUNNING
-    next_state: CapacityState | None = None
+    next_state: CapacityState | None = None  # announced; None: nothing is
     next_at: float = 0.0
     reason: str = ""
 
 
 class CapacityPlan(Struct, frozen=True, kw_only=True):
-    """The files that are wanted. ``pods``: by uid. ``file``: its name in each volume.
+    """The files that are wanted."""
 
-    ``given_milli``: what BE work may use and online work leaves. ``lows``: the least of it in each of the last
-    intervals, with their starts, the newest last. ``dry_run``: write none.
-    """
-
-    file: str
-    pods: Mapping[str, PodCapacity] = {}
-    given_milli: int = 0
+    file: str  # its name in each volume
+    pods: Mapping[str, PodCapacity] = {}  # by uid
+    given_milli: int = 0  # what BE work may use and online work leaves
+    # The least of it in each of the last intervals, with their starts, the newest last.
     lows: tuple[tuple[float, int], ...] = ()
-    dry_run: bool = False
+    dry_run: bool = False  # write none

@@ -35,14 +35,11 @@ TAINT_EFFECTS: Final = (NodeMark.PREFER_NO_SCHEDULE.value, NodeMark.NO_SCHEDULE.
 
 
 class ClosedNode(Struct, frozen=True, kw_only=True):
-    """The node is closed to new BE pods. Seconds since the epoch.
+    """The node is closed to new BE pods. Seconds since the epoch."""
 
-    ``reason`` names the shortages at the time of closing. ``until_s``: the latest end, whatever becomes of them.
-    """
-
-    reason: str
+    reason: str  # the shortages at the time of closing
     since_s: float
-    until_s: float
+    until_s: float  # the latest end, whatever becomes of them
     mark: NodeMark = NodeMark.AUTO
 
 
@@ -68,11 +65,8 @@ class MarkStatus(Struct, frozen=True, kw_only=True):
 
 
 class NodeClosing(Struct, frozen=True, kw_only=True):
-    """What an evaluation of a frame knows of closing. Times on the frame's clock.
+    """What an evaluation of a frame knows of closing. Times on the frame's clock."""
 
-    ``closed_s``: since when the node is closed, and the cluster could read it; None: it is not. ``mark``: what was read
-    back from the node's object; None: nothing was.
-    """
-
+    # Since when the node is closed, and the cluster could read it; None: it is not closed.
     closed_s: float | None = None
-    mark: NodeMark | None = None
+    mark: NodeMark | None = None  # read back from the node's object; None: nothing was

@@ -27,14 +27,11 @@ INTERRUPTS: Final = "irq.affinity"
 
 
 class InterruptPlan(Struct, frozen=True, kw_only=True):
-    """Where interrupts may be delivered: on none of the CPUs to ``avoid``; those that have no other, on ``free``.
+    """Where interrupts may be delivered. Without CPUs to avoid they have their own places."""
 
-    Without CPUs to avoid they have their own places. ``dry_run``: count what would be moved, change nothing.
-    """
-
-    avoid: CpuSet = EMPTY
-    free: CpuSet = EMPTY
-    dry_run: bool = False
+    avoid: CpuSet = EMPTY  # none of these
+    free: CpuSet = EMPTY  # for those that could be delivered on CPUs to avoid only
+    dry_run: bool = False  # count what would be moved, change nothing
 
 
 class BurstLimit(StrEnum):
@@ -68,17 +65,12 @@ class TopologyPolicy(StrEnum):
 
 
 class OwnerCpus(Struct, frozen=True, kw_only=True):
-    """Where the kernel's files contradict the record of exclusive CPUs of one container.
+    """Where the kernel's files contradict the record of exclusive CPUs of one container."""
 
-    ``record``: the CPUs of the kubelet's checkpoint, or of bypassd's own choice; ``kernel``: those of the group that
-    has the container's processes. ``shared``: those of ``record`` that are in other containers' CPU sets, too;
-    ``beside``: these containers, as text.
-    """
-
-    record: CpuSet
-    kernel: CpuSet
-    shared: CpuSet = EMPTY
-    beside: tuple[str, ...] = ()
+    record: CpuSet  # the kubelet's checkpoint, or bypassd's own choice
+    kernel: CpuSet  # of the group that has the container's processes
+    shared: CpuSet = EMPTY  # those of the record that are in other containers' CPU sets, too
+    beside: tuple[str, ...] = ()  # these containers, as text
 
     @property
     def runs_elsewhere(self) -> bool:
@@ -87,41 +79,30 @@ class OwnerCpus(Struct, frozen=True, kw_only=True):
 
 
 class CpuPreferences(Struct, frozen=True, kw_only=True):
-    """A pod's CPU preferences from its annotations. None, empty and False: not set.
+    """A pod's CPU preferences from its annotations. None, empty and False: not set."""
 
-    ``pool`` is Katalyst's ``cpuset_pool``. ``nodes`` are NUMA nodes of a decision (a scheduler's result) or that the
-    pod names; ``node_count`` on how many it wants CPUs, as many on each. ``cpus`` is a scheduler's own choice of CPUs.
-    ``full_cores``, ``distribute`` and ``align_socket`` are the kubelet's full-pcpus-only, distribute-cpus-across-numa
-    and align-by-socket for this pod only. ``spread_cores``: every CPU on a core of its own, instead of whole cores;
-    ``strict_cores``: one of the two was required, so a message reports when it is impossible. ``apart``: see
-    `AntiAffinity`. ``numa_share`` False: no other pod is to be bound to its nodes, if it is bound itself. ``lends``:
-    whether BE may use its own CPUs where the config lets it at all; False refuses. ``burst_percent`` is of the quota, 0
-    switches bursts off; ``burst_us`` instead of it is an amount in one period. ``quota_burst_percent``: how far a quota
-    may be raised, of the limit (100 is the limit itself), for at most ``quota_burst_s`` seconds at full use (-1: for
-    ever). ``main``: the container on whose CPUs the side-cars without CPUs of their own run.
-    """
-
-    pool: str | None = None
+    pool: str | None = None  # Katalyst's cpuset_pool
     numa_binding: bool = False
     numa_exclusive: bool = False
-    nodes: tuple[int, ...] = ()
-    node_count: int | None = None
-    cpus: CpuSet | None = None
+    nodes: tuple[int, ...] = ()  # NUMA nodes of a decision (a scheduler's result), or that the pod names
+    node_count: int | None = None  # on how many nodes it wants CPUs, as many on each
+    cpus: CpuSet | None = None  # a scheduler's own choice
+    # The kubelet's full-pcpus-only, distribute-cpus-across-numa and align-by-socket, for this pod only.
     full_cores: bool | None = None
     distribute: bool | None = None
     align_socket: bool | None = None
-    spread_cores: bool | None = None
-    strict_cores: bool = False
+    spread_cores: bool | None = None  # every CPU on a core of its own, instead of whole cores
+    strict_cores: bool = False  # one of the two was required, so a message reports when it is impossible
     apart: AntiAffinity | None = None
-    numa_share: bool | None = None
-    lends: bool | None = None
+    numa_share: bool | None = None  # False: no other pod is to be bound to its nodes, if it is bound itself
+    lends: bool | None = None  # False: BE may not use its own CPUs, even where the configuration allows it
     topology_policy: TopologyPolicy | None = None
     burst_policy: BurstLimit | None = None
-    burst_percent: int | None = None
-    burst_us: int | None = None
-    quota_burst_percent: int | None = None
-    quota_burst_s: int | None = None
-    main: str | None = None
+    burst_percent: int | None = None  # of the quota; 0: no bursts
+    burst_us: int | None = None  # instead of the percentage: an amount in one period
+    quota_burst_percent: int | None = None  # how far a quota may be raised, of the limit (100: the limit itself)
+    quota_burst_s: int | None = None  # for at most so many seconds at full use; -1: for ever
+    main: str | None = None  # the container on whose CPUs the side-cars without CPUs of their own run
 
 
 class CookieGroups(StrEnum):
@@ -147,21 +128,16 @@ class QuotaFloor(NamedTuple):
 
 
 class GroupUse(Struct, frozen=True, kw_only=True):
-    """One group's CPU over the last sampling interval. Units: thousandths of a CPU; seconds.
-
-    ``throttled``: the share of its CFS periods in which it was throttled, 0.0-1.0; ``throttled_milli``: the CPU time
-    that this withheld, as a rate; None where the group has no quota or the kernel does not report it. ``age_s`` is of
-    the newest reading, and an old one is unknown, never good. ``peak_milli``: the fading peak of its use, and
-    ``known_s``: for how long its use has been known (None: since before the agent started, or not kept), both by
-    `reconciler.placement.estimate`.
-    """
+    """One group's CPU over the last sampling interval. Units: thousandths of a CPU; seconds."""
 
     cpu_milli: int
-    throttled: float | None = None
+    throttled: float | None = None  # share of its CFS periods in which it was throttled, 0.0-1.0
+    # CPU time that this withheld, as a rate; None: it has no quota, or the kernel does not report it.
     throttled_milli: int | None = None
     interval_s: float = 1.0
-    age_s: float = 0.0
-    peak_milli: float | None = None
+    age_s: float = 0.0  # of the newest reading; an old one is unknown, never good
+    peak_milli: float | None = None  # the fading peak of its use, by `reconciler.placement.estimate`
+    # For how long its use has been known; None: since before the agent started, or not kept.
     known_s: float | None = None
 
 
@@ -173,114 +149,83 @@ class Measured(Struct, frozen=True, kw_only=True):
 
 
 class PodIndicators(Struct, frozen=True, kw_only=True):
-    """What the size of a pool may follow of one pod besides its CPU use. None: not measured, or not certain.
+    """What the size of a pool may follow of one pod besides its CPU use. None: not measured, or not certain."""
 
-    ``wait_milli``: tasks that waited in the run queue, on average, in thousandths, without those that the pod's own
-    quotas stopped. ``cpi``: cycles per instruction. ``use_milli``: its CPU use of the same interval as its waiting.
-    """
-
+    # Average number of tasks that waited in the run queue, in thousandths, without those that the pod's own quotas
+    # stopped.
     wait_milli: Measured | None = None
-    cpi: Measured | None = None
-    use_milli: Measured | None = None
+    cpi: Measured | None = None  # cycles per instruction
+    use_milli: Measured | None = None  # its CPU use of the same interval as its waiting
 
 
 class PodIsolation(Struct, frozen=True, kw_only=True):
-    """State of an online pod with many runnable threads (`reconciler.placement.isolation`).
+    """State of an online pod with many runnable threads (`reconciler.placement.isolation`). Times: the view's clock."""
 
-    ``hits``: samples above the limits in a row, and ``hit_at`` the time of the last one; ``isolated``: enough of them;
-    ``calm_since``: since when an isolated pod has had none (None: it has). Times are on the view's clock.
-    """
-
-    hits: int = 0
-    hit_at: float = 0.0
-    isolated: bool = False
-    calm_since: float | None = None
+    hits: int = 0  # samples above the limits in a row
+    hit_at: float = 0.0  # time of the last one
+    isolated: bool = False  # there were enough of them
+    calm_since: float | None = None  # since when an isolated pod has had none; None: it has
 
 
 class KernelScheduler(Struct, frozen=True, kw_only=True):
-    """What a kernel's fair scheduler does with an idle class, where that differs by version.
+    """What a kernel's fair scheduler does with an idle class. The first two both False: it is not known."""
 
-    ``threads_yield``: SCHED_IDLE of a thread is heeded beyond the thread's own group (until Linux 6.5). ``eevdf``: the
-    next task is chosen by lag and deadline (from 6.6 on). Neither is known where both are False. ``runner_keeps``: a
-    group with a small weight may have no CPU for seconds (`cgroupfs.scheduling.runner_keeps_cpu`).
-    """
-
-    threads_yield: bool = True
-    eevdf: bool = False
+    threads_yield: bool = True  # SCHED_IDLE of a thread counts beyond its own group (until Linux 6.5)
+    eevdf: bool = False  # the next task is chosen by lag and deadline (from 6.6 on)
+    # A group with a small weight may have no CPU for seconds (`cgroupfs.scheduling.runner_keeps_cpu`).
     runner_keeps: bool = False
 
 
 class HarmReading(Struct, frozen=True, kw_only=True):
-    """The state of the harm law (`reconciler.policies.harm`) as the planner needs it; None in its place: not measured.
+    """The state of the harm law (`reconciler.policies.harm`) as the planner needs it."""
 
-    ``ceiling_milli``: what BE work may use; ``unknown_since``: since when nothing is known of online pods' waiting.
-    Of the last cut: ``uid`` of the online pod (or a host workload's subject), the percentage that it waited and what it
-    waits without BE work.
-    ``comparing``: BE work is at its minimum to learn that.
-    """
-
-    ceiling_milli: int
-    unknown_since: float | None = None
+    ceiling_milli: int  # what BE work may use
+    unknown_since: float | None = None  # since when nothing is known of online pods' waiting
     cuts: int = 0
-    uid: str | None = None
-    waits_percent: float = 0.0
-    own_percent: float = 0.0
-    comparing: bool = False
+    uid: str | None = None  # of the last cut, as the next two: the online pod, or a host workload's subject
+    waits_percent: float = 0.0  # of its time, that it waited
+    own_percent: float = 0.0  # what it waits without BE work
+    comparing: bool = False  # BE work is at its minimum to learn that
 
 
 class HarmTerms(Struct, frozen=True, kw_only=True):
-    """What the harm law works with. ``cpus``: those that BE work may use; ``in_force``: it decides the BE budget.
+    """What the harm law works with."""
 
-    ``grain_milli``: its ceilings are multiples of it: whole CPUs, where a cut takes these.
-    """
-
-    cpus: CpuSet
+    cpus: CpuSet  # that BE work may use
     top_milli: int
     floor_milli: int
-    grain_milli: int = 1
-    in_force: bool = False
+    grain_milli: int = 1  # its ceilings are multiples of it: whole CPUs, where a cut takes these
+    in_force: bool = False  # it decides the BE budget
 
 
 class StartPlan(Struct, frozen=True, kw_only=True):
-    """BE pods' CPU weights, and the start allowance with the state of its bounds (`policies.start_allowance`).
+    """BE pods' CPU weights, and the start allowance with its bounds (`reconciler.policies.start_allowance`).
 
-    ``even``: no online pod is in the besteffort directory. ``pods``: uids of those that start or end with the
-    allowance; ``raised``: those of them whose directory has the highest weight. ``floor_milli``: the CPU that BE work
-    has at least for that, 0 for none.
-
-    On the view's clock: ``created`` and ``executed``, since when containers are in creation, and in the moment of the
-    exec; ``ending``, since when pods are being deleted; ``due``, when this ends or changes by itself. ``spent_s``:
-    tokens spent at ``at``.
+    Times are on the view's clock.
     """
 
-    even: bool = True
-    pods: frozenset[str] = frozenset()
-    raised: frozenset[str] = frozenset()
-    floor_milli: int = 0
-    created: Mapping[str, float] = {}
-    executed: Mapping[str, float] = {}
-    ending: Mapping[str, float] = {}
-    due: float | None = None
-    spent_s: float = 0.0
+    even: bool = True  # no online pod is in the besteffort directory
+    pods: frozenset[str] = frozenset()  # uids of those that start or end with the allowance
+    raised: frozenset[str] = frozenset()  # those of them whose directory has the highest weight
+    floor_milli: int = 0  # the CPU that BE work has at least for that; 0: none
+    created: Mapping[str, float] = {}  # since when containers are in creation
+    executed: Mapping[str, float] = {}  # since when they are in the moment of the exec
+    ending: Mapping[str, float] = {}  # since when pods are being deleted
+    due: float | None = None  # when this ends or changes by itself
+    spent_s: float = 0.0  # tokens spent at the time below
     at: float = 0.0
 
 
 class PoolSize(Struct, frozen=True, kw_only=True):
-    """Planned size of an online pool and the reason; state of the step limits.
+    """Planned size of an online pool and the reason; state of the step limits. Times are on the view's clock."""
 
-    ``wanted_milli``: demand as estimated (thousandths of a CPU); ``cpus``: the size after limits and sharing;
-    ``asked_cpus``: the size after limits, before sharing with others (0: the same); ``changed_at``, ``shrunk_at``: on
-    the view's clock. ``small_cpus``: the last size that turned out too small under the pid policy (0: none), and
-    ``small_milli``: what the pods used then.
-    """
-
-    wanted_milli: int
-    cpus: int
-    asked_cpus: int = 0
+    wanted_milli: int  # demand as estimated (thousandths of a CPU)
+    cpus: int  # the size after limits and sharing
+    asked_cpus: int = 0  # the size after limits, before sharing with others; 0: the same
     changed_at: float = 0.0
     shrunk_at: float = 0.0
-    small_cpus: int = 0
-    small_milli: int = 0
+    small_cpus: int = 0  # the last size that turned out too small under the pid policy; 0: none
+    small_milli: int = 0  # what the pods used then
     reason: str = ""
 
     @property
@@ -295,15 +240,11 @@ class PoolSize(Struct, frozen=True, kw_only=True):
 
 
 class PoolTerms(Struct, frozen=True, kw_only=True):
-    """What online pools will need, for the policies that take CPUs before them. Part of one plan only, never kept.
+    """What online pools will need, for the policies that take CPUs before them. Part of one plan only, never kept."""
 
-    ``own``: pods may have pools besides the default one; ``cpus``: by pool, a size that does not follow from its pods'
-    requests; ``leave``: CPUs of BE work's own.
-    """
-
-    own: bool = True
-    cpus: Mapping[str, int] = {}
-    leave: int = 0
+    own: bool = True  # pods may have pools besides the default one
+    cpus: Mapping[str, int] = {}  # by pool, a size that does not follow from its pods' requests
+    leave: int = 0  # CPUs of BE work's own
 
 
 Uses = Mapping[str, GroupUse]

@@ -34,40 +34,32 @@ to 6.5; of EEVDF from 6.6 on.
 
 
 class DaemonGroup(Struct, frozen=True, kw_only=True):
-    """One group, as read last. None: not known.
-
-    ``original``: the weight without bypassd. ``use_milli``: its CPU use over the last interval. ``waits``: the share of
-    the time, 0.0-1.0, in which one of its tasks waited for a CPU. ``wanted``: the weight by the law
-    (`reconciler.policies.node_daemons`); None: it is not managed, or its need was not measured over a whole window.
-    ``need_milli``: the largest use in that window.
-    """
+    """One group, as read last. None: not known."""
 
     weight: int | None = None
-    original: int | None = None
-    use_milli: int | None = None
-    waits: float | None = None
+    original: int | None = None  # the weight without bypassd
+    use_milli: int | None = None  # its CPU use over the last interval
+    waits: float | None = None  # share of the time, 0.0-1.0, in which one of its tasks waited for a CPU
+    # The weight by the law (`reconciler.policies.node_daemons`); None: it is not managed, or its need was not measured
+    # over a whole window.
     wanted: int | None = None
-    need_milli: int | None = None
+    need_milli: int | None = None  # the largest use in that window
 
 
 class DaemonRow(DaemonGroup, frozen=True, kw_only=True):
-    """One group for people and metrics. ``credit_us``: CPU time that it may have at a wake-up before others."""
+    """One group for people and metrics."""
 
     group: str
-    credit_us: int | None = None
+    credit_us: int | None = None  # CPU time that it may have at a wake-up before others
 
 
 class Daemons(Struct, frozen=True, kw_only=True):
-    """All of them, by path, without the pods' group and bypassd's own.
+    """All of them, without the pods' group and bypassd's own."""
 
-    ``refused``: why a group that the configuration names is not among ``groups`` or cannot have a weight, by path.
-    ``pods_weight``: of the group of all pods. ``latency_ns``: the scheduler's period, half of which a group may be put
-    back when it wakes up; None: this kernel shows none. ``turns``: the values of `TURN_FILES` at the daemon's start;
-    empty if not all of one row can be read.
-    """
-
-    groups: Mapping[str, DaemonGroup] = {}
+    groups: Mapping[str, DaemonGroup] = {}  # by path
+    # By path: why a group that the configuration names is not among them, or cannot have a weight.
     refused: Mapping[str, str] = {}
-    pods_weight: int | None = None
+    pods_weight: int | None = None  # of the group of all pods
+    # The scheduler's period, half of which a group may be put back when it wakes up; None: this kernel shows none.
     latency_ns: int | None = None
-    turns: Mapping[str, int] = {}
+    turns: Mapping[str, int] = {}  # `TURN_FILES` at the daemon's start; empty if not all of one row can be read

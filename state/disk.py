@@ -6,11 +6,11 @@ from msgspec import Struct
 
 
 class Disk(Struct, frozen=True, kw_only=True):
-    """One whole disk. ``device`` is its ``major:minor``; ``scheduler`` the one in use (``none`` counts), if known."""
+    """One whole disk."""
 
-    device: str
+    device: str  # its major:minor
     kernel: str
-    scheduler: str = ""
+    scheduler: str = ""  # the one in use (none counts), if known
 
     @property
     def title(self) -> str:
@@ -18,23 +18,15 @@ class Disk(Struct, frozen=True, kw_only=True):
 
 
 class DiskPreference(Struct, frozen=True, kw_only=True):
-    """Limits that a pod requests for itself on one disk.
+    """Limits that a pod requests for itself on one disk."""
 
-    ``disk``: as the pod's author wrote it, a path below /dev or a name. ``limits``: bytes and operations per second,
-    under the kernel's names (``rbps``, ``wbps``, ``riops``, ``wiops``).
-    """
-
-    disk: str
-    limits: Mapping[str, int]
+    disk: str  # as the pod's author wrote it: a path below /dev, or a name
+    limits: Mapping[str, int]  # bytes and operations per second, under the kernel's names (rbps, wbps, riops, wiops)
 
 
 class DiskPlan(Struct, frozen=True, kw_only=True):
-    """How the limits of BE as a whole are given out.
+    """How the limits of BE as a whole are given out."""
 
-    ``takers``: parts that the limits fall into (containers on v1, pods on v2). ``in_directory``: how many of them the
-    besteffort directory bounds together; 0: each by itself. ``weighed``: the besteffort directory carries BE's weight.
-    """
-
-    takers: int = 0
-    in_directory: int = 0
-    weighed: bool = False
+    takers: int = 0  # parts that the limits are divided into: containers on v1, pods on v2
+    in_directory: int = 0  # how many of them the besteffort directory bounds together; 0: each by itself
+    weighed: bool = False  # the besteffort directory carries BE's weight

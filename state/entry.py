@@ -50,43 +50,39 @@ _STORED: Final = re.compile("//([89a-f][0-9a-f])")
 class LedgerEntry(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """One value. Texts are as the file gives them, without the final newline; None is "not known".
 
-    ``kind``: of object; `CGROUP` for a control file, else ``path`` is the object and ``file`` the field, and
-    ``controller`` is empty. ``ours``: every value of bypassd that the object may have, the newest last, durable before
-    it is written; empty for control files, whose values are noted in `state.intents`.
-
-    ``inode`` is of the group's directory in the trigger hierarchy (as in `state.model.GroupRef`), or the index of a
-    network device, 0 if unknown: it distinguishes the object from a later one of the same name. ``baseline`` is the
-    present value of the kubelet and the runtime (runc's state.json). ``order`` counts first touches. ``writer`` is `US`
-    or the kind of the foreign writer, with its ``process`` name. Units: all times are wall-clock seconds, 0.0 for
-    never; ``failed_errno`` 0 for none.
+    Units: all times are wall-clock seconds, 0.0 for never.
     """
 
-    controller: str
-    path: str
-    file: str
+    controller: str  # empty for other kinds than control files
+    path: str  # of other kinds: the object
+    file: str  # of other kinds: the field
     knob: str
+    # Distinguishes the object from a later one of the same name: of the group's directory in the trigger hierarchy (as
+    # in `state.model.GroupRef`), or the index of a network device; 0: unknown.
     inode: int = 0
-    order: int = 0
+    order: int = 0  # counts first touches
     original: str | None = None
     origin: OriginalSource = OriginalSource.READ
-    baseline: str | None = None
+    baseline: str | None = None  # the present value of the kubelet and the runtime (runc's state.json)
     wanted: str | None = None
     seen: str | None = None
-    writer: str = ""
-    process: str = ""
+    writer: str = ""  # `US`, or the kind of the foreign writer
+    process: str = ""  # the foreign writer's name
     touched_at: float = 0.0
     written_at: float = 0.0
     foreign_at: float = 0.0
     foreign_count: int = 0
     failures: int = 0
-    failed_errno: int = 0
+    failed_errno: int = 0  # 0: none
     failed_since: float = 0.0
     yielded: bool = False
     pod_uid: str | None = None
     container_id: str | None = None
     policy: str = ""
     reason: str = ""
-    kind: str = CGROUP
+    kind: str = CGROUP  # of object; `CGROUP` for a control file
+    # Every value of bypassd that the object may have, the newest last, durable before it is written. Empty for control
+    # files, whose values are noted in `state.intents`.
     ours: tuple[str, ...] = ()
 
     @property
@@ -101,19 +97,14 @@ class LedgerEntry(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
 
 
 class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """One line of the history. ``kind``: touch, write, failed, foreign, gone, restored, yield, resume, or free.
-
-    ``number``: its place in the stream of events (`state.event_log`); 0: it is not in the stream. ``pod``: the title of
-    the pod at that time; empty: none, or not known. ``before_source``: of ``before``; a write without ``before`` did
-    not read the file, and no value is known of it.
-    """
+    """One line of the history."""
 
     at: float
-    kind: str
+    kind: str  # touch, write, failed, foreign, gone, restored, yield, resume, or free
     controller: str = ""
     path: str = ""
     file: str = ""
-    before: str | None = None
+    before: str | None = None  # None of a write: the file was not read, and no value of it is known
     after: str | None = None
     wanted: str | None = None
     errno: int = 0
@@ -124,8 +115,8 @@ class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defa
     reason: str = ""
     pod_uid: str | None = None
     container_id: str | None = None
-    number: int = 0
-    pod: str = ""
+    number: int = 0  # its place in the stream of events (`state.event_log`); 0: not in the stream
+    pod: str = ""  # the title of the pod at that time; empty: none, or not known
     before_source: BeforeSource = BeforeSource.READ
 
 

@@ -10,13 +10,7 @@ from msgspec import Struct
 
 
 class EvictionOrder(Struct, frozen=True, kw_only=True):
-    """An order to evict one pod. ``cause``: the trigger or rule; ``ranking``: a line for each candidate.
-
-    ``grace_s`` None: the pod's own. ``frees``: its expected relief, by resource (``cpu`` thousandths of a CPU,
-    ``memory`` and ``disk`` bytes, ``inodes``). ``subject``: where it is lacking (`state.evidence`). ``decided_s``:
-    seconds since the epoch. ``forced``: a hard trigger; only disruption budgets may delay it. ``critical``: without the
-    eviction the shortage kills online pods (`Shortage.critical`), and the victim is a BE pod.
-    """
+    """An order to evict one pod."""
 
     id: str
     uid: str
@@ -24,15 +18,17 @@ class EvictionOrder(Struct, frozen=True, kw_only=True):
     namespace: str | None
     name: str | None
     owner: str | None
-    cause: str
+    cause: str  # the trigger or rule
     evidence: str
-    ranking: tuple[str, ...] = ()
-    subject: str = "node"
+    ranking: tuple[str, ...] = ()  # a line for each candidate
+    subject: str = "node"  # where it is lacking (`state.evidence`)
+    # Expected relief by resource: cpu (thousandths of a CPU), memory and disk (bytes), inodes.
     frees: Mapping[str, float] = {}
     grace_s: float | None = None
-    forced: bool = False
+    forced: bool = False  # a hard trigger: only disruption budgets may delay it
+    # Without it the shortage kills online pods (`Shortage.critical`), and the victim is a BE pod.
     critical: bool = False
-    decided_s: float = 0.0
+    decided_s: float = 0.0  # since the epoch
 
 
 class EvictionMethodName(StrEnum):
@@ -74,47 +70,36 @@ class EvictionOutcome(StrEnum):
 
 
 class EvictionTarget(Struct, frozen=True, kw_only=True):
-    """The pod at the time of the order. A later pod of the same name has other inodes.
-
-    ``inodes``: of the pod's own group, by the directory that each hierarchy is mounted on. ``notice``: its request for
-    a notice, by annotation; None: as configured.
-    """
+    """The pod at the time of the order. A later pod of the same name has other inodes."""
 
     group: str = ""
-    inodes: Mapping[str, int] = {}
+    inodes: Mapping[str, int] = {}  # of the pod's own group, by the directory that each hierarchy is mounted on
     grace_s: float | None = None
     static: bool = False
-    notice: str | None = None
+    notice: str | None = None  # its request for a notice, by annotation; None: as configured
 
 
 class EvictionCase(Struct, frozen=True, kw_only=True):
-    """Execution of one order. Times: seconds since the epoch. ``tried``: methods and the result of each.
-
-    ``boot``: the kernel's id of the boot that it belongs to. ``accepted``: the API server has taken the eviction.
-    ``rounds``: how often the kubelet has started the pod again meanwhile. ``left``: methods given up. ``budget``: the
-    API server's message when a disruption budget refused; empty: none has. ``unasked``: why no disruption budget could
-    be asked; empty: it was, or the node has no API server. ``announced``: the alert that it is ended without its
-    budget is stored. ``reply``: the API server's last reply, or why there was none; ``requests``: how many were sent.
-    ``stopped``: the containers and sandboxes that the runtime is to stop; those that it has later are restarts.
-    """
+    """Execution of one order. Times: seconds since the epoch."""
 
     order: EvictionOrder
     target: EvictionTarget = EvictionTarget()
-    boot: str = ""
+    boot: str = ""  # the kernel's id of the boot that it belongs to
     begun_s: float = 0.0
     step: EvictionStep = EvictionStep.PLANNED
     means: EvictionMethodName | None = None
     step_s: float = 0.0
-    tried: tuple[str, ...] = ()
-    left: tuple[EvictionMethodName, ...] = ()
-    accepted: bool = False
-    budget: str = ""
-    unasked: str = ""
-    announced: bool = False
+    tried: tuple[str, ...] = ()  # methods and the result of each
+    left: tuple[EvictionMethodName, ...] = ()  # methods given up
+    accepted: bool = False  # the API server has taken the eviction
+    budget: str = ""  # the API server's message when a disruption budget refused; empty: none has
+    unasked: str = ""  # why no disruption budget could be asked; empty: it was, or the node has no API server
+    announced: bool = False  # the alert that it is ended without its budget is stored
+    # Containers and sandboxes that the runtime is to stop; those that it has later are restarts.
     stopped: tuple[str, ...] = ()
-    reply: str = ""
-    requests: int = 0
-    rounds: int = 0
+    reply: str = ""  # the API server's last reply, or why there was none
+    requests: int = 0  # how many were sent to the API server
+    rounds: int = 0  # how often the kubelet has started the pod again meanwhile
     outcome: EvictionOutcome | None = None
     detail: str = ""
     ended_s: float = 0.0

@@ -46,13 +46,13 @@ def pod_at(uid: str, place: str) -> str:
 class Sample(Struct, frozen=True, array_like=True, gc=False):
     """One measured number in its signal's unit.
 
-    ``age_s``: its age when the frame was made. ``confidence``: 1.0 measured exactly as the signal's definition; less
-    where it was estimated, scaled up from a part of the time, or taken from a proxy. An unavailable signal is not in
-    the frame at all: a missing sample is unknown, never good.
+    An unavailable signal is not in the frame at all: a missing sample is unknown, never good.
     """
 
     value: float
-    age_s: float = 0.0
+    age_s: float = 0.0  # when the frame was made
+    # 1.0: measured exactly as the signal's definition; less: estimated, scaled up from a part of the time, or taken
+    # from a proxy.
     confidence: float = 1.0
 
 
@@ -66,16 +66,7 @@ class ContainerSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class PodSnapshot(Struct, frozen=True, kw_only=True):
-    """One pod at the time of a frame.
-
-    ``cpus``: the CPUs that its containers may run on, as a list; empty: not known. ``pool``: None for a system pod that
-    runs everywhere. ``created_s``: wall-clock seconds at which its cgroup was made, 0.0: not known. ``terminating``:
-    its end has started. ``grace_s``: the time that it gets to end, None: unknown. ``certain``: some source has reported
-    its labels. ``held``: an operator's hold covers it. ``partial``: the fields of ``requests`` that not every container
-    of the pod has, so that the sum is less than the pod may use. ``be_cpu_milli``, ``be_memory_bytes``: its requests as
-    BE work, container by container; None: nothing, or (an old recording) as ``requests`` have it. ``tolerates``: the
-    effects of the taint of a closed node (`state.closing`) that do not keep it away.
-    """
+    """One pod at the time of a frame."""
 
     uid: str
     title: str
@@ -90,18 +81,21 @@ class PodSnapshot(Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = {}
     annotations: Mapping[str, str] = {}
     containers: tuple[ContainerSnapshot, ...] = ()
-    pool: str | None = None
-    cpus: str = ""
+    pool: str | None = None  # None: a system pod that runs everywhere
+    cpus: str = ""  # that its containers may run on, as a list; empty: not known
     requests: Resources = Resources()
+    # Requests as BE work, container by container; None: nothing, or (an old recording) as the plain requests have it.
     be_cpu_milli: int | None = None
     be_memory_bytes: int | None = None
     limits: Resources = Resources()
-    created_s: float = 0.0
-    terminating: bool = False
-    grace_s: float | None = None
-    certain: bool = True
-    held: bool = False
+    created_s: float = 0.0  # wall-clock seconds at which its cgroup was made; 0.0: not known
+    terminating: bool = False  # its end has started
+    grace_s: float | None = None  # the time that it gets to end; None: unknown
+    certain: bool = True  # some source has reported its labels
+    held: bool = False  # an operator's hold covers it
+    # The fields of the requests that not every container of the pod has: the sum is less than the pod may use.
     partial: tuple[str, ...] = ()
+    # The effects of the taint of a closed node (`state.closing`) that do not keep it away.
     tolerates: tuple[str, ...] = ()
 
     @property
@@ -120,25 +114,20 @@ class PodSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class SampleFrame(Struct, frozen=True, kw_only=True):
-    """Everything known at one moment. ``at_s`` is the monotonic clock, ``wall_s`` seconds since the epoch.
+    """Everything known at one moment."""
 
-    ``hosts``: host workloads by their subject, described like pods as far as verdicts need it. They are victims (class
-    ``shared``) or suspects (``reclaimed``); as none is in ``pods``, no response and no eviction ever chooses one.
-    ``samples``: by subject, then by signal. ``pods`` by uid. ``knobs``: what this kernel lets us set (names of the
-    catalog). ``disks``: ``major:minor`` of the whole disks. ``enforce``: what is planned is also written.
-    ``be_yields``: every BE pod leaves the CPU to online pods by itself (`reconciler.policies.yielding`). ``closing``:
-    whether the node is closed to new BE pods; None: it cannot be, so nothing waits for it.
-    """
-
-    at_s: float
-    wall_s: float
-    pods: Mapping[str, PodSnapshot] = {}
-    samples: Mapping[str, Mapping[str, Sample]] = {}
-    knobs: tuple[str, ...] = ()
-    disks: tuple[str, ...] = ()
-    enforce: bool = True
-    be_yields: bool = False
+    at_s: float  # on the monotonic clock
+    wall_s: float  # since the epoch
+    pods: Mapping[str, PodSnapshot] = {}  # by uid
+    samples: Mapping[str, Mapping[str, Sample]] = {}  # by subject, then by signal
+    knobs: tuple[str, ...] = ()  # that this kernel offers, by their names in the catalog
+    disks: tuple[str, ...] = ()  # major:minor of the whole disks
+    enforce: bool = True  # what is planned is also written
+    be_yields: bool = False  # every BE pod leaves the CPU to online pods by itself (`reconciler.policies.yielding`)
+    # Whether the node is closed to new BE pods; None: it cannot be, so nothing waits for it.
     closing: NodeClosing | None = None
+    # Host workloads by subject, as victims (class shared) or suspects (reclaimed). None of them is in the pods, so that
+    # no response and no eviction ever chooses one.
     hosts: Mapping[str, PodSnapshot] = {}
 
 
@@ -162,29 +151,25 @@ class ContendedResource(StrEnum):
 
 
 class Suspect(Struct, frozen=True, kw_only=True):
-    """One pod that may be the cause. ``score`` 0.0-1.0, the highest first; ``reason`` for a person."""
+    """One pod that may be the cause."""
 
     uid: str
     title: str
-    score: float
-    reason: str
+    score: float  # 0.0-1.0, the highest first
+    reason: str  # for a person
 
 
 class DetectorVerdict(Struct, frozen=True, kw_only=True, gc=False):
-    """One detector's verdict on one victim at one moment.
-
-    ``text``: the numbers; or a function that makes the text, as most are never read. ``severity``: measured by
-    threshold, 1.0 is just at it. ``gap``: how much of ``resource`` the victim lacks, where that is known (CPU:
-    thousandths of a CPU; memory: bytes; io: bytes/s). ``proxy``: the measure used where the detector's own signal is
-    unavailable.
-    """
+    """One detector's verdict on one victim at one moment."""
 
     verdict: Verdict
-    text: str | Callable[[], str]
+    text: str | Callable[[], str]  # the numbers; or what makes the text, as most are never read
     resource: ContendedResource = ContendedResource.CPU
-    severity: float = 0.0
+    severity: float = 0.0  # measured by threshold: 1.0 is just at it
+    # How much of the resource the victim lacks, where that is known (CPU: thousandths of a CPU; memory: bytes; io:
+    # bytes/s).
     gap: float | None = None
-    proxy: str | None = None
+    proxy: str | None = None  # the measure used where the detector's own signal is unavailable
 
     @property
     def evidence(self) -> str:
@@ -192,22 +177,18 @@ class DetectorVerdict(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RuleVerdict(Struct, frozen=True, kw_only=True, gc=False):
-    """One rule's verdict on one victim.
-
-    ``since_s``: monotonic seconds since when the verdict has been the same. ``evidence`` is empty where the victim is
-    ``ok`` and was before. ``suspects`` ranked, the most probable first.
-    """
+    """One rule's verdict on one victim."""
 
     rule: str
     victim: str
     title: str
     verdict: Verdict
-    since_s: float
-    evidence: tuple[str, ...] = ()
+    since_s: float  # since when the verdict has been the same, on the monotonic clock
+    evidence: tuple[str, ...] = ()  # empty where the victim is ok and was before
     resource: ContendedResource = ContendedResource.CPU
     severity: float = 0.0
     gap: float | None = None
-    suspects: tuple[Suspect, ...] = ()
+    suspects: tuple[Suspect, ...] = ()  # the most probable first
 
 
 def signature(pod: PodSnapshot) -> str:

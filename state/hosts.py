@@ -29,22 +29,17 @@ class HostValue(Struct, frozen=True, array_like=True, gc=False):
 
 
 class HostWorkload(Struct, frozen=True, kw_only=True):
-    """One entry, as read last.
-
-    ``match``: as in the configuration. ``groups``: paths of the cgroups that are read, ``matched`` how many the entry
-    matches; of a user's entry there are none. ``processes``: those that are read. ``cpus``: where they may run; empty:
-    not known. ``values``: by signal. ``problem``: why it matches nothing, or not all of it is read.
-    """
+    """One entry, as read last."""
 
     name: str
     counts_as: CountsAs
-    match: str
-    groups: tuple[str, ...] = ()
-    matched: int = 0
-    processes: int = 0
-    cpus: CpuSet = EMPTY
-    values: Mapping[str, HostValue] = {}
-    problem: str | None = None
+    match: str  # as in the configuration
+    groups: tuple[str, ...] = ()  # paths of the cgroups that are read; of a user's entry there are none
+    matched: int = 0  # how many cgroups the entry matches
+    processes: int = 0  # that are read
+    cpus: CpuSet = EMPTY  # where they may run; empty: not known
+    values: Mapping[str, HostValue] = {}  # by signal
+    problem: str | None = None  # why it matches nothing, or not all of it is read
 
     @property
     def present(self) -> bool:
@@ -58,11 +53,8 @@ class HostWorkload(Struct, frozen=True, kw_only=True):
 
 
 class HostWorkloads(Struct, frozen=True, kw_only=True):
-    """All entries by name, read at ``at_s``.
-
-    ``be_milli``: what BE entries use together, each group once where it is in several; None: not known.
-    """
+    """All entries."""
 
     at_s: float = 0.0
-    entries: Mapping[str, HostWorkload] = {}
-    be_milli: int | None = None
+    entries: Mapping[str, HostWorkload] = {}  # by name
+    be_milli: int | None = None  # what BE entries use together, each group once where it is in several; None: not known

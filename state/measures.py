@@ -9,17 +9,13 @@ from state.closing import ClosedNode
 
 
 class SqueezeLimit(Struct, frozen=True, kw_only=True):
-    """Bounds of a suspect for now; None: not bounded by this. ``reason`` names the victim and the cause.
+    """Bounds of a suspect for now; None: not bounded by this. Units: of the whole pod; bytes, bytes per second."""
 
-    Units: for the whole pod thousandths of a CPU; bytes; bytes per second for reading and for writing, on each of
-    ``disks`` (``major:minor`` of whole disks).
-    """
-
-    cpu_milli: int | None = None
+    cpu_milli: int | None = None  # thousandths of a CPU
     memory_high_bytes: int | None = None
-    disk_bps: int | None = None
-    disks: tuple[str, ...] = ()
-    reason: str = ""
+    disk_bps: int | None = None  # for reading and for writing, on each of the disks
+    disks: tuple[str, ...] = ()  # major:minor of whole disks
+    reason: str = ""  # names the victim and the cause
 
 
 class Response(StrEnum):
@@ -34,29 +30,21 @@ class Response(StrEnum):
 
 
 class AnnouncedStep(Struct, frozen=True, kw_only=True):
-    """A squeeze or freeze of which the pod has notice. ``at_s``: when it begins, on the monotonic clock.
-
-    ``squeeze``: the pod's limits from then on.
-    """
+    """A squeeze or freeze of which the pod has notice."""
 
     response: Response
-    at_s: float
-    squeeze: SqueezeLimit | None = None
+    at_s: float  # when it begins, on the monotonic clock
+    squeeze: SqueezeLimit | None = None  # the pod's limits from then on
 
 
 class Restrictions(Struct, frozen=True, kw_only=True):
-    """What responses ask of the plan at this moment; policies turn it into settings, so all of it can be restored.
+    """What responses ask of the plan at this moment."""
 
-    ``budget_milli``: what BE may have together at most, None: as the policies say. ``squeezed``, ``frozen`` (with the
-    reason) by pod uid; ``announced``: what will be added to them. ``cache_percent``: what BE keeps of its share of
-    caches and memory bandwidth. ``closed``: the node takes no new BE pods.
-    """
-
-    budget_milli: int | None = None
+    budget_milli: int | None = None  # what BE may have together at most; None: as the policies say
     budget_reason: str = ""
-    squeezed: Mapping[str, SqueezeLimit] = {}
-    frozen: Mapping[str, str] = {}
-    announced: Mapping[str, AnnouncedStep] = {}
-    cache_percent: int | None = None
+    squeezed: Mapping[str, SqueezeLimit] = {}  # by pod uid
+    frozen: Mapping[str, str] = {}  # reason by pod uid
+    announced: Mapping[str, AnnouncedStep] = {}  # by pod uid: what will be added to them
+    cache_percent: int | None = None  # what BE keeps of its share of caches and memory bandwidth
     cache_reason: str = ""
-    closed: ClosedNode | None = None
+    closed: ClosedNode | None = None  # the node takes no new BE pods

@@ -90,25 +90,21 @@ def huge_bytes(names: Iterable[str], count_of: Callable[[str], str]) -> int:
 
 
 class NodeMemoryReading(Struct, frozen=True, kw_only=True):
-    """The node's memory at one moment. ``age_s`` None or large means unknown, and an unknown never raises a limit.
+    """The node's memory at one moment."""
 
-    ``available_bytes`` is the kernel's own estimate (MemAvailable): what new work can have without swapping, page cache
-    that can be dropped included. ``reclaimed_bytes``: in use below the besteffort directory, page cache included; None:
-    not known. ``swap_bytes`` is all swap there is, ``swap_free_bytes`` what of it is free. ``pods_bytes``: the limit of
-    kubepods, where the kubelet has set one below the machine's memory, and ``pods_available_bytes`` what pods can have
-    until they reach it; None: no such limit, or not known. ``total_bytes`` is ordinary memory:
-    without ``huge_bytes``.
-    """
-
-    total_bytes: int
+    total_bytes: int  # ordinary memory: without huge pages
+    # The kernel's own estimate (MemAvailable): what new work can have without swapping, page cache that can be dropped
+    # included.
     available_bytes: int
     huge_bytes: int = 0
-    reclaimed_bytes: int | None = None
-    swap_bytes: int = 0
-    swap_free_bytes: int = 0
+    reclaimed_bytes: int | None = None  # in use below the besteffort directory, page cache included; None: not known
+    swap_bytes: int = 0  # all swap there is
+    swap_free_bytes: int = 0  # what of it is free
+    # The limit of kubepods, where the kubelet has set one below the machine's memory; None, as the next: no such limit,
+    # or not known.
     pods_bytes: int | None = None
-    pods_available_bytes: int | None = None
-    age_s: float | None = None
+    pods_available_bytes: int | None = None  # what pods can have until they reach it
+    age_s: float | None = None  # None or large: unknown, and an unknown never raises a limit
 
     @property
     def for_pods_bytes(self) -> int:
@@ -133,16 +129,13 @@ class MemoryShortage(StrEnum):
 
 
 class ZoneNode(Struct, frozen=True, kw_only=True):
-    """One NUMA node: sums over its zones.
-
-    Tasks reclaim for themselves below ``min_bytes``, kswapd wakes below ``low_bytes`` and sleeps above ``high_bytes``.
-    """
+    """One NUMA node: sums over its zones."""
 
     managed_bytes: int
     free_bytes: int
-    low_bytes: int
-    high_bytes: int
-    min_bytes: int = 0
+    low_bytes: int  # kswapd wakes below it
+    high_bytes: int  # kswapd sleeps above it
+    min_bytes: int = 0  # tasks reclaim for themselves below it
 
     @property
     def rest_bytes(self) -> int:
@@ -151,22 +144,20 @@ class ZoneNode(Struct, frozen=True, kw_only=True):
 
 
 class MemoryPreferences(Struct, frozen=True, kw_only=True):
-    """What a pod's annotations ask of its memory. None: they do not say.
+    """A pod's memory preferences from its annotations. None: not set.
 
-    Percentages as in `reconciler.policies.memory_qos`; ``off``: none of it; ``auto``: all of it, also where it is off
-    for the node. ``oom_priority``: Katalyst's, the lower is killed first. ``oom_score_adj``: Koordinator's, as the
-    kernel takes it; ``container_oom_scores``: the same by a container's name, which counts first.
+    Percentages as in `reconciler.policies.memory_qos`.
     """
 
-    off: bool = False
-    auto: bool = False
+    off: bool = False  # none of memory QoS
+    auto: bool = False  # all of it, also where it is off for the node
     min_percent: int | None = None
     low_percent: int | None = None
     throttling_percent: int | None = None
     oom_group: bool | None = None
-    oom_priority: int | None = None
-    oom_score_adj: int | None = None
-    container_oom_scores: tuple[tuple[str, int], ...] = ()
+    oom_priority: int | None = None  # Katalyst's, the lower is killed first
+    oom_score_adj: int | None = None  # Koordinator's, as the kernel takes it
+    container_oom_scores: tuple[tuple[str, int], ...] = ()  # the same by a container's name, which counts first
 
 
 class ReclaimRequest(Struct, frozen=True, kw_only=True):
@@ -186,20 +177,17 @@ class ReclaimRequest(Struct, frozen=True, kw_only=True):
 
 
 class GroupMemory(Struct, frozen=True, kw_only=True):
-    """One reading of a container. ``droppable_bytes``: page cache that no process has mapped.
-
-    ``droppable_on``: the same by NUMA node; None: unknown, then all of it may be on any node. ``stalled_us``: time in
-    which some task waited for memory, growing; None: unknown. ``asked_bytes``: its request.
-    """
+    """One reading of a container."""
 
     path: str
     pod_uid: str
     at_s: float
     used_bytes: int
-    droppable_bytes: int
+    droppable_bytes: int  # page cache that no process has mapped
+    # The same by NUMA node; None: unknown, then all of it may be on any node.
     droppable_on: Mapping[int, int] | None = None
-    stalled_us: int | None = None
-    asked_bytes: int = 0
+    stalled_us: int | None = None  # time in which some task waited for memory, growing; None: unknown
+    asked_bytes: int = 0  # its request
 
     def cache_on(self, nodes: Iterable[int]) -> int:
         """What of its page cache could be dropped on these NUMA nodes."""
@@ -209,17 +197,14 @@ class GroupMemory(Struct, frozen=True, kw_only=True):
 
 
 class ReclaimAction(Struct, frozen=True, kw_only=True):
-    """Memory to be taken from one group. ``want_bytes`` 0: all that can be dropped (v1).
-
-    ``cache_only``: none of it is to go to swap.
-    """
+    """Memory to be taken from one group."""
 
     path: str
     pod_uid: str
     kind: str
-    want_bytes: int
+    want_bytes: int  # 0: all that can be dropped (v1)
     why: str
-    cache_only: bool = True
+    cache_only: bool = True  # none of it is to be swapped
 
 
 class MemoryProtection(Struct, frozen=True, kw_only=True):
@@ -230,18 +215,13 @@ class MemoryProtection(Struct, frozen=True, kw_only=True):
 
 
 class MemoryPlan(Struct, frozen=True, kw_only=True):
-    """Decisions about memory for the node as a whole.
+    """Decisions about memory for the node as a whole."""
 
-    ``reclaimed_high_bytes``: the use of all groups below the besteffort directory that is not throttled;
-    ``reclaimed_max_bytes``: its limit; None: no setting. ``protected``: by group path of a QoS directory. ``reclaim``:
-    whether and how memory is taken from BE containers; None: it is not. ``swap_percent``: by class, the swap beside a
-    container's memory limit as a share of it; a class that is missing has what its runtime set. ``batch_limits``: batch
-    memory limits are written, too.
-    """
-
+    # Of all groups below the besteffort directory together: the use that is not throttled; None: no setting.
     reclaimed_high_bytes: int | None = None
-    reclaimed_max_bytes: int | None = None
-    protected: Mapping[str, MemoryProtection] = {}
-    reclaim: ReclaimRequest | None = None
+    reclaimed_max_bytes: int | None = None  # their limit; None: no setting
+    protected: Mapping[str, MemoryProtection] = {}  # by group path of a QoS directory
+    reclaim: ReclaimRequest | None = None  # whether and how memory is taken from BE containers; None: it is not
+    # By class, the swap beside a container's memory limit, as a share of it; a missing class has what its runtime set.
     swap_percent: Mapping[str, int] = {}
-    batch_limits: bool = False
+    batch_limits: bool = False  # batch memory limits are written, too

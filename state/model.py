@@ -67,17 +67,15 @@ class Phase(StrEnum):
 
 
 class Resources(Struct, frozen=True, kw_only=True):
-    """Requests or limits of a container or pod; None is "not set". Units: thousandths of a CPU, bytes.
-
-    ``mid``: the batch amounts are Koordinator's mid-tier resources, which online pods have, too. ``claimed``: what only
-    the pod's annotation requests under those names; no scheduler has counted it (`reconciler.policies.base.pod_asks`).
-    """
+    """Requests or limits of a container or pod; None is "not set". Units: thousandths of a CPU, bytes."""
 
     cpu_milli: int | None = None
     memory_bytes: int | None = None
     batch_cpu_milli: int | None = None
     batch_memory_bytes: int | None = None
-    mid: bool = False
+    mid: bool = False  # the batch amounts are Koordinator's mid-tier resources, which online pods have, too
+    # Only the pod's annotation requests these under the batch names: no scheduler has counted them
+    # (`reconciler.policies.base.pod_asks`).
     claimed_cpu_milli: int | None = None
     claimed_memory_bytes: int | None = None
 
@@ -115,28 +113,24 @@ class RuntimeSpec(Struct, frozen=True, kw_only=True):
 
 
 class GroupRef(Struct, frozen=True, kw_only=True):
-    """One cgroup: its path below every controller's mount, and the inode that distinguishes it from a later namesake.
+    """One cgroup: its path below every controller's mount, and the inode that tells it from a later namesake."""
 
-    ``path`` starts with ``/``; ``inode`` is of the directory in the trigger hierarchy (cpuset on v1), 0 if unknown.
-    """
-
-    path: str
-    inode: int = 0
+    path: str  # starts with /
+    inode: int = 0  # of the directory in the trigger hierarchy (cpuset on v1); 0: unknown
 
 
 class Resize(Struct, frozen=True, kw_only=True):
     """One source's report of a container's in-place resize; None: not reported.
 
-    ``requests`` and ``limits``: admitted by the kubelet; ``actual_*``: the runtime's. ``state``: proposed, in progress,
-    deferred or infeasible, with the kubelet's ``message``. Only CPU and memory are meaningful in here.
+    Only CPU and memory are meaningful in here.
     """
 
-    requests: Resources | None = None
+    requests: Resources | None = None  # admitted by the kubelet, as the limits
     limits: Resources | None = None
-    actual_requests: Resources | None = None
+    actual_requests: Resources | None = None  # the runtime's, as the limits
     actual_limits: Resources | None = None
-    state: str | None = None
-    message: str = ""
+    state: str | None = None  # proposed, in progress, deferred or infeasible
+    message: str = ""  # the kubelet's
 
 
 class ContainerMeta(Struct, frozen=True, kw_only=True):
@@ -151,15 +145,13 @@ class ContainerMeta(Struct, frozen=True, kw_only=True):
 
 
 class PodMeta(Struct, frozen=True, kw_only=True):
-    """One source's report of one pod.
-
-    ``labels``/``annotations`` None means "not reported by this source", not "none".
-    """
+    """One source's report of one pod."""
 
     uid: str
     source: str
     namespace: str | None = None
     name: str | None = None
+    # None, of this and of the annotations: not reported by this source; an empty map: the pod has none.
     labels: Mapping[str, str] | None = None
     annotations: Mapping[str, str] | None = None
     qos: QosClass | None = None
@@ -187,11 +179,7 @@ _SHARES_MIN: Final = 2
 
 
 class Container(Struct, frozen=True, kw_only=True):
-    """One container directory that exists now.
-
-    ``requests`` and ``limits`` are admitted by the kubelet; ``resize``: pending values of the spec, or missing ones of
-    the runtime, for people. None: nothing.
-    """
+    """One container directory that exists now."""
 
     id: str
     group: GroupRef
@@ -199,9 +187,9 @@ class Container(Struct, frozen=True, kw_only=True):
     phase: Phase = Phase.SETTLED
     name: str | None = None
     spec: RuntimeSpec | None = None
-    requests: Resources = Resources()
+    requests: Resources = Resources()  # admitted by the kubelet, as the limits
     limits: Resources = Resources()
-    resize: str | None = None
+    resize: str | None = None  # for people: pending values of the spec, or missing ones of the runtime
 
     @property
     def request_milli(self) -> int | None:
@@ -223,18 +211,15 @@ class LastClass(Struct, frozen=True, kw_only=True):
 
 
 class Classification(Struct, frozen=True, kw_only=True):
-    """A pod's class, its source, and the disagreements. ``problems`` are messages for people.
-
-    ``certain`` is False while no source has reported the pod's labels and annotations: the class is then that of the
-    last time they were read, else by the QoS, and a later report may change it. ``last``: the class by the last
-    reading, without operators' overrides; None: they were never read.
-    """
+    """A pod's class, its source, and the disagreements."""
 
     pod_class: PodClass
     source: str
-    problems: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # messages for people
+    # False: no source has reported labels and annotations yet. The class is that of the last time they were read, else
+    # by the QoS; a later report may change it.
     certain: bool = True
-    last: LastClass | None = None
+    last: LastClass | None = None  # by the last reading, without operators' overrides; None: never read
 
 
 _WITHOUT_SPEC = frozenset({"cri", "bundle", "cgroup"})
@@ -340,53 +325,46 @@ class CpuPolicy(StrEnum):
 
 
 class KubeletView(Struct, frozen=True, kw_only=True):
-    """The kubelet's allocations, cross-checked with the cgroups that exist.
-
-    ``exclusive`` maps pod uid -> container name -> CPUs. ``held``: the checkpoint just read was torn, empty or of a
-    foreign policy, so that these are the last good values (protection is never shrunk at once); ``problem`` has the
-    reason. ``granted``: pod uid -> container name -> resources admitted by the kubelet (in-place resize). ``affinity``:
-    ``uid/container`` -> NUMA nodes of its memory and devices, by the resource's name. ``reserved`` is
-    ``reservedSystemCPUs``; ``reasserts_s`` the period of the kubelet's unconditional rewrite of every container (1.21
-    and older, static), None where it only writes on change. ``may_resize``: it can resize pods in place, or that is not
-    known (`reconciler.sources.checkpoints`).
-    """
+    """The kubelet's allocations, cross-checked with the cgroups that exist."""
 
     policy: CpuPolicy = CpuPolicy.UNKNOWN
     default_cpus: CpuSet = EMPTY
-    exclusive: Mapping[str, Mapping[str, CpuSet]] = {}
+    exclusive: Mapping[str, Mapping[str, CpuSet]] = {}  # pod uid -> container name -> CPUs
+    # Pod uid -> container name -> resources admitted by the kubelet (in-place resize).
     granted: Mapping[str, Mapping[str, Resize]] = {}
+    # uid/container -> NUMA nodes of its memory and devices, by the resource's name.
     affinity: Mapping[str, Mapping[str, CpuSet]] = {}
-    reserved: CpuSet = EMPTY
+    reserved: CpuSet = EMPTY  # reservedSystemCPUs
     strict_reserved: bool = False
+    # Period of the unconditional rewrite of every container (static policy, 1.21 and older); None: writes on change
+    # only.
     reasserts_s: float | None = None
-    may_resize: bool = True
+    may_resize: bool = True  # It can resize pods in place, or that is not known (`reconciler.sources.checkpoints`).
+    # The checkpoint was torn, empty or of a foreign policy: these are the last good values, as protection is never
+    # shrunk at once.
     held: bool = False
-    problem: str | None = None
+    problem: str | None = None  # why they are held
 
 
 class SourceStatus(Struct, frozen=True, kw_only=True):
-    """One source of knowledge: does it answer, since when, what is wrong. ``age_s`` None: never answered."""
+    """One source of knowledge: does it answer, since when, what is wrong."""
 
     name: str
     ok: bool
-    age_s: float | None = None
+    age_s: float | None = None  # None: it never answered
     detail: str = ""
 
 
 class NodeCpu(Struct, frozen=True, kw_only=True):
-    """CPU use over the last sampling interval. Units: thousandths of a CPU; ``idle`` per CPU 0.0-1.0.
-
-    ``age_s`` None or large means unknown, and an unknown never raises a budget. ``host_be_milli``: of the system's,
-    what host workloads use that count as BE (`state.hosts`).
-    """
+    """CPU use over the last sampling interval. Units: thousandths of a CPU."""
 
     busy_milli: int
     online_milli: int
     reclaimed_milli: int
-    idle: Mapping[int, float] = {}
+    idle: Mapping[int, float] = {}  # by CPU, 0.0-1.0
     interval_s: float = 1.0
-    age_s: float | None = None
-    host_be_milli: int = 0
+    age_s: float | None = None  # None or large: unknown, and an unknown never raises a budget
+    host_be_milli: int = 0  # of the system's use, that of host workloads that count as BE (`state.hosts`)
 
     @property
     def system_milli(self) -> int:
@@ -395,24 +373,19 @@ class NodeCpu(Struct, frozen=True, kw_only=True):
 
 
 class NumaMemory(Struct, frozen=True, kw_only=True):
-    """What memory can be had by NUMA node, in bytes (`reconciler.signals.memory`).
-
-    ``age_s`` None or large means unknown, and an unknown does not justify choosing a node.
-    """
+    """Memory that is available by NUMA node, in bytes (`reconciler.signals.memory`)."""
 
     free: Mapping[int, int]
-    age_s: float | None = None
+    age_s: float | None = None  # None or large: unknown, and an unknown does not justify choosing a node
 
 
 class Setting(Struct, frozen=True, kw_only=True):
-    """A wanted value of a knob on a group, with the policy and the reason that want it. ``knob`` is a catalog name.
-
-    ``value`` is a `CpuSet` for cpu.set and cpu.mems, a `DeviceLimits` for what is set per disk, else an int in the
-    knob's unit; None for "no limit".
-    """
+    """A wanted value of a knob on a group, with the policy and the reason that want it."""
 
     path: str
-    knob: str
+    knob: str  # its name in the catalog
+    # A `CpuSet` for cpu.set and cpu.mems, a `DeviceLimits` for what is set per disk, else an int in the knob's unit;
+    # None: no limit.
     value: Value
     policy: str
     reason: str
@@ -426,64 +399,51 @@ class Setting(Struct, frozen=True, kw_only=True):
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
-    """A setting that the planner will not let through: which rule, and why, in a person's words."""
+    """A setting that the planner refuses."""
 
     setting: Setting
     rule: str
-    reason: str
+    reason: str  # for a person
 
 
 class Pools(Struct, frozen=True, kw_only=True, dict=True):
-    """Every CPU that pods can have in its pool. ``dedicated`` is keyed ``uid/container``; overlaps are in ``reasons``.
+    """Every CPU that pods can have in its pool, and the BE budget. Overlaps of pools are in ``reasons``."""
 
-    ``online_cpus``: these CPUs, as in `NodeView.cpus`.
-
-    ``named``: online pools besides the default one, keyed ``shared/NAME``, ``shared/NAME-NUMA1``, ``system/NAME``, and
-    ``isolation/UID`` of an isolated pod.
-    ``bound``: pod uid -> key of its pool in ``named``. ``placed``: the keys of ``dedicated`` whose CPUs bypassd chose;
-    the others are the kubelet's. ``remembered``: last CPUs of placed containers that were removed, so that they get
-    them again. ``lenient``: the part of ``reserved`` where online pods may run too. ``confine_shared``: online
-    containers of the default pool get ``shared`` and ``lenient`` as their cpuset. ``separate``: ``reclaimed`` shares no
-    CPU with online pools. ``sizes``: by pool, for the step limits. ``isolation``: by pod uid, of the pods with many
-    runnable threads.
-
-    ``budget_milli``: CPU time that BE pods may use together now (thousandths of a CPU). ``reasons`` explains each pool
-    by name. ``confined``: reclaimed containers get ``reclaimed`` as their cpuset. ``quota_milli``: the division of the
-    budget into quotas, by group path (the besteffort directory) or pod uid; None: no quota is wanted. ``budget_at``:
-    when the budget last changed; ``unknown_since``: since when CPU use is not known (both on the view's clock).
-    ``quota_ratio``: speed of this node's CPU relative to the CPU that limits were made for; quotas are divided by it.
-    ``terms``: what online pools will need, while the plan is made; None in every finished plan.
-    ``harm``: what the harm law works with; None: BE pods do not all yield, or it is not configured.
-    ``weight_yields``: the least weight of the besteffort directory is to do what an idle class would for its pods.
-    ``elsewhere``: by key of ``dedicated``, the CPUs where the kernel lets that container run, of those that are not on
-    their own CPUs only.
-    """
-
-    online_cpus: CpuSet
+    online_cpus: CpuSet  # as in `NodeView.cpus`
     reserved: CpuSet
-    dedicated: Mapping[str, CpuSet]
+    dedicated: Mapping[str, CpuSet]  # by uid/container
     shared: CpuSet
     reclaimed: CpuSet
-    budget_milli: int
+    budget_milli: int  # CPU time that BE pods may use together now (thousandths of a CPU)
     interrupt: CpuSet = EMPTY
+    # Online pools besides the default one: shared/NAME, shared/NAME-NUMA1, system/NAME, and isolation/UID of an
+    # isolated pod.
     named: Mapping[str, CpuSet] = {}
-    bound: Mapping[str, str] = {}
-    placed: tuple[str, ...] = ()
-    lenient: CpuSet = EMPTY
+    bound: Mapping[str, str] = {}  # pod uid -> key of its pool in `Pools.named`
+    placed: tuple[str, ...] = ()  # the keys of `Pools.dedicated` whose CPUs bypassd chose; the others are the kubelet's
+    lenient: CpuSet = EMPTY  # the part of the reserved CPUs where online pods may run, too
+    # Last CPUs of placed containers that were removed, so that they get them again.
     remembered: Mapping[str, CpuSet] = {}
+    # Online containers of the default pool get the shared and lenient CPUs as their cpuset.
     confine_shared: bool = False
-    separate: bool = False
-    sizes: Mapping[str, PoolSize] = {}
-    isolation: Mapping[str, PodIsolation] = {}
-    confined: bool = True
+    separate: bool = False  # the reclaimed pool shares no CPU with online pools
+    sizes: Mapping[str, PoolSize] = {}  # by pool, for the step limits
+    isolation: Mapping[str, PodIsolation] = {}  # by pod uid, of the pods with many runnable threads
+    confined: bool = True  # reclaimed containers get the reclaimed pool as their cpuset
+    # The budget divided into quotas, by group path (the besteffort directory) or pod uid; None: no quota is wanted.
     quota_milli: Mapping[str, int] | None = None
-    budget_at: float = 0.0
-    unknown_since: float | None = None
+    budget_at: float = 0.0  # when the budget last changed, on the view's clock
+    unknown_since: float | None = None  # since when CPU use is not known, on the view's clock
+    # Speed of this node's CPU relative to the CPU that limits were made for: quotas are divided by it.
     quota_ratio: float = 1.0
-    reasons: Mapping[str, str] = {}
-    terms: PoolTerms | None = None
+    reasons: Mapping[str, str] = {}  # by name of a pool
+    terms: PoolTerms | None = None  # what online pools will need, while the plan is made; None in every finished plan
+    # What the harm law works with; None: BE pods do not all yield, or it is not configured.
     harm: HarmTerms | None = None
+    # The besteffort directory's least weight is to do what an idle class would do for its pods.
     weight_yields: bool = False
+    # By key of `Pools.dedicated`, for containers that are not on their own CPUs only: the CPUs where the kernel lets
+    # them run.
     elsewhere: Mapping[str, CpuSet] = {}
 
     @property
@@ -515,22 +475,19 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
 class Hold(Struct, frozen=True, kw_only=True):
     """An operator's "leave this alone until".
 
-    ``target`` is ``pod:UID``, ``knob:NAME``, ``file:PATH`` or ``node``; or ``off:UID``, of a pod that was freed, beside
-    which a hold on the pod may exist. ``budget``: the freed pod is outside of the BE budget, too.
-
-    ``until`` is wall-clock seconds since the epoch, None for "until released". The wall clock may be set: ``seconds``
-    is how long the hold was to last, and ``ends_boot_s`` when it ends on the boot clock (CLOCK_BOOTTIME, which counts
-    through suspend) of the boot ``boot_id``; None until they are entered.
+    As the wall clock may be set, its end is also kept on the boot clock.
     """
 
+    # pod:UID, knob:NAME, file:PATH or node; or off:UID, of a pod that was freed, beside which a hold on the pod may
+    # exist.
     target: str
     reason: str
     by: str
-    until: float | None = None
-    seconds: float | None = None
-    ends_boot_s: float | None = None
+    until: float | None = None  # wall-clock seconds since the epoch; None: until released
+    seconds: float | None = None  # how long the hold was to last; None, as the next: not entered yet
+    ends_boot_s: float | None = None  # on CLOCK_BOOTTIME, which counts through suspend, of the boot below
     boot_id: str = ""
-    budget: bool = False
+    budget: bool = False  # the freed pod is outside of the BE budget, too
 
 
 def usable_cpus(online: CpuSet, kubepods: CpuSet | None) -> CpuSet:
@@ -539,72 +496,57 @@ def usable_cpus(online: CpuSet, kubepods: CpuSet | None) -> CpuSet:
 
 
 class NodeReadings(Struct, frozen=True, kw_only=True):
-    """What the sources have handed in, the newest of each.
-
-    ``reclaimed_ceiling_milli`` is the idle buffer's ceiling of BE now; None: it sets none. ``reclaimed_memory_bytes``:
-    the same of the law that bounds BE memory. ``uses``: CPU use and throttling by group path, of the groups that a
-    policy asks for. ``lent_us``: quotas above the limit that a burst law lends for now, by group path (µs of the
-    group's period). ``knobs``: names of the knobs that this kernel offers; empty: not read yet. ``numa_memory``: of
-    machines with more than one NUMA node. ``irq_cpus``: CPUs that serve the interrupts of the interfaces that the
-    config names. ``measures``: demands of responses to interference now.
-    ``commands``: when the runtime was last called for a BE container, by its id.
-    ``harm``: the harm law's ceiling of BE; None: nothing is measured for it. ``idle_threads``: group paths of the
-    containers whose threads are all in the idle class, on kernels where that is effective beyond their own group.
-    ``realtime``: uids of BE pods with real-time threads.
-    ``be_bonus``: by uid of a BE pod, how much its requests count when the BE budget is divided, percent; missing: 100.
-    ``daemons``: the other groups directly below the root of the CPU hierarchy.
-    ``kubepods_cpus``: the CPUs in effect in the kubepods directory; empty: could not be read; None: was not read.
-    ``owners``: by ``uid/container``, the owners of exclusive CPUs whose CPU sets contradict that, for longer than the
-    kubelet takes to correct them.
-    """
+    """The newest readings of every source."""
 
     topology: Topology
     kubelet: KubeletView = KubeletView()
     cpu: NodeCpu | None = None
-    reclaimed_ceiling_milli: int | None = None
+    reclaimed_ceiling_milli: int | None = None  # the idle buffer's ceiling of BE now; None: it sets none
     node_memory: NodeMemoryReading | None = None
-    reclaimed_memory_bytes: int | None = None
-    uses: Mapping[str, GroupUse] = {}
+    reclaimed_memory_bytes: int | None = None  # the same of the law that bounds BE memory
+    uses: Mapping[str, GroupUse] = {}  # CPU use and throttling by group path, of the groups that a policy asks for
+    # Quotas above the limit that a burst law lends now, by group path (µs of the group's period).
     lent_us: Mapping[str, int] = {}
-    commands: Mapping[str, float] = {}
-    knobs: frozenset[str] = frozenset()
-    numa_memory: NumaMemory | None = None
-    irq_cpus: CpuSet = EMPTY
-    measures: Restrictions = Restrictions()
+    commands: Mapping[str, float] = {}  # by container id: when the runtime was last called for a BE container
+    knobs: frozenset[str] = frozenset()  # names of the knobs that this kernel offers; empty: not read yet
+    numa_memory: NumaMemory | None = None  # of machines with more than one NUMA node
+    irq_cpus: CpuSet = EMPTY  # CPUs that serve the interrupts of the configured interfaces
+    measures: Restrictions = Restrictions()  # demands of responses to interference now
+    # By uid of a BE pod: how much its requests count when the BE budget is divided, percent; missing: 100.
     be_bonus: Mapping[str, int] = {}
-    harm: HarmReading | None = None
+    harm: HarmReading | None = None  # the harm law's ceiling of BE; None: nothing is measured for it
+    # Group paths of the containers whose threads are all in the idle class, on kernels where that is effective beyond
+    # their own group.
     idle_threads: frozenset[str] = frozenset()
-    realtime: frozenset[str] = frozenset()
-    daemons: Daemons = Daemons()
+    realtime: frozenset[str] = frozenset()  # uids of BE pods with real-time threads
+    daemons: Daemons = Daemons()  # the other groups directly below the root of the CPU hierarchy
+    # In effect in the kubepods directory; empty: could not be read; None: was not read.
     kubepods_cpus: CpuSet | None = None
+    # By uid/container: owners of exclusive CPUs whose CPU sets contradict that, for longer than the kubelet takes to
+    # correct them.
     owners: Mapping[str, OwnerCpus] = {}
 
 
 class NodeView(NodeReadings, frozen=True, kw_only=True, dict=True):
-    """The node at one moment. The only input of policies.
+    """The node at one moment. The only input of policies."""
 
-    ``versions`` maps a controller's name to 1 or 2 (absent: not mounted); ``kubepods``, ``besteffort`` and
-    ``burstable`` are group paths; ``actual`` holds the values last read of groups that matter to a decision (QoS and
-    pod directories always, containers where read), keyed by (group path, knob); ``now`` is the monotonic clock.
-    ``disks``: those that the config names, by that name.
-    ``indicators``: by pod uid, for sizes of pools; empty while no pool's size follows them.
-    ``arrived``: when a container was first seen, by its id, of those that the runtime was still making then.
-    ``scheduler``: what of this kernel's scheduler decides which idle class is used.
-    ``quota_floors``: by group path, where a group inside a container forbids the wanted quota.
-    """
-
-    versions: Mapping[str, int]
-    kubepods: str
+    versions: Mapping[str, int]  # by controller: 1 or 2; absent: not mounted
+    kubepods: str  # a group path, as the next two
     besteffort: str
     burstable: str
     pods: Mapping[str, Pod] = {}
+    # Values last read, by group path and knob, of groups that matter to a decision: QoS and pod directories always,
+    # containers where read.
     actual: Mapping[tuple[str, str], Value] = {}
     sources: tuple[SourceStatus, ...] = ()
-    now: float = 0.0
-    disks: Mapping[str, Disk] = {}
+    now: float = 0.0  # on the monotonic clock
+    disks: Mapping[str, Disk] = {}  # by their names in the configuration
+    # By pod uid, for sizes of pools; empty while no pool's size follows them.
     indicators: Mapping[str, PodIndicators] = {}
+    # By container id: when it was first seen, of those that the runtime was still making then.
     arrived: Mapping[str, float] = {}
-    scheduler: KernelScheduler = KernelScheduler()
+    scheduler: KernelScheduler = KernelScheduler()  # decides which idle class is used
+    # By group path, where a group inside a container forbids the wanted quota.
     quota_floors: Mapping[str, QuotaFloor] = {}
 
     @cached_property

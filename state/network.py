@@ -51,29 +51,25 @@ class Direction(StrEnum):
 
 
 class InterfaceRequest(Struct, frozen=True, kw_only=True):
-    """One interface. ``link_mbit``: megabits a second, None: the driver's. The percents are of the link."""
+    """One interface. The percents are of the link."""
 
     name: str
-    link_mbit: int | None = None
+    link_mbit: int | None = None  # megabits a second; None: the driver's
     floor_percent: float = 10.0
     ceiling_percent: float = 40.0
     waterline_percent: float = 80.0
 
 
 class NetworkRequest(Struct, frozen=True, kw_only=True):
-    """All interfaces, and the interval of BE's ceiling, which follows the use of online work.
-
-    ``classes``: sockets of BE pods have a class of their own, by which an interface classifies their packets;
-    ``pods_by``: the interface whose BE share also limits pods with a network namespace of their own, empty: they are
-    unmanaged; ``receive``: what these pods receive has a share of it, too.
-    """
+    """All interfaces."""
 
     interfaces: tuple[InterfaceRequest, ...] = ()
-    interval_s: float = 1.0
+    interval_s: float = 1.0  # of BE's ceiling, which follows the use of online work
     dry_run: bool = False
-    classes: bool = True
+    classes: bool = True  # sockets of BE pods have a class of their own, by which an interface classifies their packets
+    # The interface whose BE share also limits pods with a network namespace of their own; empty: they are unmanaged.
     pods_by: str = ""
-    receive: bool = False
+    receive: bool = False  # what these pods receive has a share of it, too
 
 
 class LinkLimits(Struct, frozen=True, kw_only=True):
@@ -86,15 +82,12 @@ class LinkLimits(Struct, frozen=True, kw_only=True):
 
 
 class ByteCounters(Struct, frozen=True, kw_only=True):
-    """An interface's byte counters at one moment (monotonic seconds).
+    """An interface's byte counters at one moment."""
 
-    ``online``: all without a class, in which are the packets that it forwards for BE ``pods``; ``be``: of BE's class.
-    """
-
-    at: float
-    online: int
-    be: int
-    pods: int = 0
+    at: float  # monotonic seconds
+    online: int  # all without a class, the packets that it forwards for BE pods included
+    be: int  # of BE's class
+    pods: int = 0  # forwarded for BE pods
 
 
 class Throughput(Struct, frozen=True, kw_only=True):

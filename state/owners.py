@@ -14,15 +14,12 @@ AS_IS: Final = 100
 
 
 class OwnerAccount(Struct, frozen=True, kw_only=True):
-    """``sold_s``: used by BE pods. ``taken_s``: withheld by quotas. ``lost_s``: used by pods that were then evicted.
+    """One owner, in CPU-seconds."""
 
-    ``fair_s``: the fair part of all that was sold, by requests, of an owner that wanted it.
-    """
-
-    sold_s: Seconds = 0.0
-    taken_s: Seconds = 0.0
-    lost_s: Seconds = 0.0
-    fair_s: Seconds = 0.0
+    sold_s: Seconds = 0.0  # used by BE pods
+    taken_s: Seconds = 0.0  # withheld by quotas
+    lost_s: Seconds = 0.0  # used by pods that were then evicted
+    fair_s: Seconds = 0.0  # the fair part of all that was sold, by requests, of an owner that wanted it
 
     def plus(self, other: "OwnerAccount") -> "OwnerAccount":
         return OwnerAccount(

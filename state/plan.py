@@ -26,68 +26,51 @@ class CookieMember(Struct, frozen=True, kw_only=True):
 
 
 class CookiePlan(Struct, frozen=True, kw_only=True):
-    """Core scheduling. ``members``: by the path of the container's group; the others' threads have no cookie of ours.
+    """Core scheduling cookies. Threads of all other containers have no cookie of ours."""
 
-    ``sweep_s``: the interval of the search for new processes; ``dry_run``: show it, change nothing.
-    """
-
-    members: Mapping[str, CookieMember] = {}
-    sweep_s: float = 5.0
-    dry_run: bool = False
+    members: Mapping[str, CookieMember] = {}  # by the path of the container's group
+    sweep_s: float = 5.0  # interval of the search for new processes
+    dry_run: bool = False  # show it, change nothing
 
 
 class ProcessValuePlan(Struct, frozen=True, kw_only=True):
-    """One value of all processes, or threads, of containers. ``settings``: by the path of the container's group.
+    """One value of all processes, or threads, of containers."""
 
-    ``sweep_s``: the interval of the search for new processes; ``dry_run``: show it, change nothing.
-    """
-
-    settings: Mapping[str, Setting] = {}
-    sweep_s: float = 10.0
-    dry_run: bool = False
+    settings: Mapping[str, Setting] = {}  # by the path of the container's group
+    sweep_s: float = 10.0  # interval of the search for new processes
+    dry_run: bool = False  # show it, change nothing
 
 
 class FileTarget(Struct, frozen=True, kw_only=True):
-    """The value of one file of the node. ``setting``: None while the value cannot be computed; then it is unchanged.
+    """The value of one file of the node."""
 
-    ``most_rise``: by how much it may be raised now, None: by any amount. ``only_raise``: never below the original.
-    ``dry_run``: show it, change nothing.
-    """
-
-    setting: Setting | None
-    most_rise: int | None = None
-    only_raise: bool = False
-    dry_run: bool = False
+    setting: Setting | None  # None: the value cannot be computed now, so the file is unchanged
+    most_rise: int | None = None  # by how much it may be raised now; None: by any amount
+    only_raise: bool = False  # never below the original
+    dry_run: bool = False  # show it, change nothing
 
 
 class NodePlan(Struct, frozen=True, kw_only=True):
-    """Everything that is wanted of the node besides the control files, which follow from it (`Desired`).
+    """Everything wanted of the node besides control files, which follow from it (`Desired`). None: not managed."""
 
-    ``pools``: CPUs and the BE budget. ``memory``: bounds of BE, sums that protect online pods, reclaim. ``disk``: how
-    BE's limits are divided. ``network``: BE's share of interfaces. ``cache``: shares of caches and memory bandwidth;
-    the groups follow from it and from what resctrl offers (`state.cache.CachePlan`). ``cookies``: core scheduling.
-    ``oom_scores``: of containers' processes. ``idle_threads``: the scheduling policy of containers' threads. ``files``:
-    of the node, outside of every cgroup, by name. ``interrupts``: where they may be delivered. ``daemons``: the CPU
-    weight of other groups directly below the root, by path, as in the kernel's file. ``capacity``: BE pods' capacity
-    files. ``starts``: BE pods' weights and start allowance. ``closed``: to new BE pods. None: not managed. ``reasons``:
-    by policy, of all but the pools.
-    """
-
-    pools: Pools
-    memory: MemoryPlan = MemoryPlan()
-    disk: DiskPlan = DiskPlan()
-    network: NetworkRequest | None = None
+    pools: Pools  # CPUs and the BE budget
+    memory: MemoryPlan = MemoryPlan()  # bounds of BE, sums that protect online pods, reclaim
+    disk: DiskPlan = DiskPlan()  # how BE's limits are divided
+    network: NetworkRequest | None = None  # BE's share of interfaces
+    # Shares of caches and memory bandwidth. Groups follow from it and from what resctrl offers
+    # (`state.cache.CachePlan`).
     cache: CacheRequest | None = None
-    cookies: CookiePlan | None = None
-    oom_scores: ProcessValuePlan | None = None
-    idle_threads: ProcessValuePlan | None = None
-    files: Mapping[str, FileTarget] = {}
-    interrupts: InterruptPlan | None = None
+    cookies: CookiePlan | None = None  # core scheduling
+    oom_scores: ProcessValuePlan | None = None  # of containers' processes
+    idle_threads: ProcessValuePlan | None = None  # the scheduling policy of containers' threads
+    files: Mapping[str, FileTarget] = {}  # of the node, outside of every cgroup, by name
+    interrupts: InterruptPlan | None = None  # where they may be delivered
+    # The CPU weight of other groups directly below the root, by path, as in the kernel's file.
     daemons: Mapping[str, int] = {}
-    starts: StartPlan = StartPlan()
-    capacity: CapacityPlan | None = None
-    closed: ClosedNode | None = None
-    reasons: Mapping[str, str] = {}
+    starts: StartPlan = StartPlan()  # BE pods' weights and start allowance
+    capacity: CapacityPlan | None = None  # BE pods' capacity files
+    closed: ClosedNode | None = None  # to new BE pods
+    reasons: Mapping[str, str] = {}  # by policy, of all but the pools
 
     @property
     def capacities(self) -> Mapping[str, PodCapacity]:
@@ -95,8 +78,8 @@ class NodePlan(Struct, frozen=True, kw_only=True):
 
 
 class Desired(Struct, frozen=True, kw_only=True):
-    """One whole plan: same view, same plan, byte for byte. ``settings``: of control files, by group path and knob."""
+    """One whole plan: same view, same plan, byte for byte."""
 
     plan: NodePlan
-    settings: Mapping[tuple[str, str], Setting]
+    settings: Mapping[tuple[str, str], Setting]  # of control files, by group path and knob
     refusals: tuple[Refusal, ...] = ()
