@@ -209,6 +209,7 @@ def _int(text: str) -> int:
 
 
 def _decode_negative(text: str) -> Value:
+    # Any negative number is no limit for the kernel.
     number = _int(text)
     return None if number < 0 else number
 
@@ -249,11 +250,13 @@ def _normal_pair(text: str) -> str:
 
 
 def _normal_shares(text: str) -> str:
+    # The kernel takes any number, and cuts it to its bounds.
     return str(min(MAX_SHARES, max(MIN_SHARES, _int(text))))
 
 
 def _normal_limit_v1(text: str) -> str:
     value = _decode_limit_v1(text)
+    # The kernel keeps whole pages.
     return str((NO_MEMORY_LIMIT if not isinstance(value, int) else value) // PAGE * PAGE)
 
 

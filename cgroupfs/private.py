@@ -193,6 +193,7 @@ class PrivateTree:
             return True
         if self._mounted is not None:
             return bool(self.uids())
+        # Of a hierarchy that is not mounted only the processes in its groups show.
         try:
             pids = [name for name in os.listdir("/proc") if name.isdecimal()]
         except OSError:

@@ -113,7 +113,7 @@ class RuntimeSpec(Struct, frozen=True, kw_only=True):
 
 
 class GroupRef(Struct, frozen=True, kw_only=True):
-    """One cgroup: its path below every controller's mount, and the inode that tells it from a later namesake."""
+    """One cgroup: its path below every controller's mount, and the inode, by which a later namesake differs."""
 
     path: str  # starts with /
     inode: int = 0  # of the directory in the trigger hierarchy (cpuset on v1); 0: unknown

@@ -270,7 +270,7 @@ def _sections(
 ) -> Iterator[tuple[str, str, Schema, list[FieldSchema]]]:
     """The section and those within it: path, title, schema, and what is set in it directly.
 
-    What a map's names have is described where the first such map is, with all below it: ``named`` has those so far.
+    ``named``: the sections of maps that were described so far; each is described where the first such map is.
     """
     yield path, title, section, [field for field in section.fields.values() if field.schema.struct is None]
     for field in section.fields.values():

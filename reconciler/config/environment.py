@@ -36,9 +36,7 @@ def kubelet_peer(
 ) -> HttpEndpoint | None:
     """The kubelet; None when it is not to be used, or without a sign of one on this machine.
 
-    With credentials it is the secure port, else the read-only port where it is open. Without a CA file the kubelet's
-    own certificate file is trusted: with neither bootstrap nor certificate given, the kubelet signs itself and keeps
-    the signer in that file. Its certificate has the node's name, not the loopback address.
+    With credentials it is the secure port, else the read-only port where it is open.
 
     ``identity``: the API server with bypassd's own credentials there (`reconciler.clients.api_identity`). The kubelet's
     secure port gets the same ones unless it has some of its own.
@@ -61,6 +59,7 @@ def kubelet_peer(
     host = replace(kubelet_config, address=config.address or kubelet_config.address).loopback
     host = f"[{host}]" if ":" in host else host
     port = config.https_port or kubelet_config.port
+    # A kubelet without bootstrap and certificate signs itself, and keeps the signer in this file.
     own = kubelet_config.tls_cert_file or f"{kubelet_config.cert_dir}/kubelet.crt"
     takes_own = secure and not (config.ca_file or config.insecure_skip_verify)
     peer = HttpEndpoint(
@@ -71,6 +70,7 @@ def kubelet_peer(
         root_only=(own,) if takes_own else (),
         cert_file=config.client_cert_file if credentials else None,
         key_file=config.client_key_file if credentials else None,
+        # Its certificate has the node's name, not the loopback address.
         server_name=node_name(kubelet_config) if secure else None,
         insecure=config.insecure_skip_verify,
         timeout_s=config.timeout_s,
@@ -103,15 +103,13 @@ def cri_socket(config: RuntimeSection, kubelet_config: KubeletConfig, root: str)
 def cri_client(
     config: RuntimeSection, kubelet_config: KubeletConfig, root: str, marks: MarkReader | None = None
 ) -> "CriClient | None":
-    """A client of the runtime, not yet connected; None as for `cri_socket`.
-
-    A socket that the operator did not name is used only if it is root's, and a process of root's listens on it.
-    """
+    """A client of the runtime, not yet connected; None as for `cri_socket`."""
     socket = cri_socket(config, kubelet_config, root)
     if socket is None:
         return None
     from reconciler.sources.cri import CriClient  # its HTTP/2 library, which a node without a runtime does not need
 
+    # A socket that the operator did not name is used only if it is root's, and a process of root's listens on it.
     root_only = not config.sockets and root == "/"
     return CriClient(socket, root=root, timeout_s=config.timeout_s, root_only=root_only, marks=marks)
 

@@ -127,20 +127,20 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?", re.ASCII)
 
 
 class Imported(NamedTuple):
-    """``settings``: one of each value; those of one setting are equal. ``left``: each other value with its reason."""
+    """What one object becomes."""
 
     source: str
-    settings: tuple[ImportedSetting, ...]
-    left: tuple[str, ...]
+    settings: tuple[ImportedSetting, ...]  # one of each value; those of one setting are equal
+    left: tuple[str, ...]  # each other value with its reason
 
 
 class FoundValue(NamedTuple):
-    """A value of an object. ``off``: its section is off there. ``title``: the object, where there are several."""
+    """A value of an object."""
 
     path: str
     value: Leaf
-    off: bool = False
-    title: str = ""
+    off: bool = False  # its section is off there
+    title: str = ""  # the object, where there are several
 
 
 _KOORDINATOR_KEYS: Final = (
@@ -197,16 +197,14 @@ def accounted(source: Source, values: Iterable[FoundValue]) -> Imported:
 
 
 def _one_value_each(settings: Iterable[ImportedSetting]) -> tuple[tuple[ImportedSetting, ...], list[str]]:
-    """Of several values of one setting (theirs are by class, ours of the node) one, with each that equals it.
-
-    A policy is enabled if it is for any class; of other values the first is kept. The others are named.
-    """
+    """Of several values of one setting one, with each that equals it; the others are named."""
     found: dict[str, list[ImportedSetting]] = {}
     for item in settings:
         found.setdefault(item.setting, []).append(item)
     kept: list[ImportedSetting] = []
     out: list[str] = []
     for items in found.values():
+        # Theirs are by class, ours are of the node: a policy is enabled if it is for any class.
         flags = {item.text for item in items} <= {"true", "false"}
         first = next((item for item in items if flags and item.text == "true"), items[0])
         for item in items:

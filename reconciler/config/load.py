@@ -25,23 +25,19 @@ DEFAULT_PATH: Final = "/etc/bypassd/config.yaml"
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
-    """A configuration in use. ``files`` were read, in order; ``origins`` has the place of each given setting.
-
-    ``preset``: the settings that are as ``protect`` has them, as no file has them. ``node``: those of the control
-    plane's settings of this node (`reconciler.config.node_layer`), each with its origin. ``removed``: keys of earlier
-    versions in the files, which are not used, each with what applies. ``texts``: what was read. ``window``: the name of
-    the window that is in force in ``config``.
-    """
+    """A configuration in use."""
 
     config: Config = Config()
     path: str = DEFAULT_PATH
-    files: tuple[str, ...] = ()
-    origins: Mapping[str, SourceLocation] = {}
-    preset: frozenset[str] = frozenset()
+    files: tuple[str, ...] = ()  # those that were read, in order
+    origins: Mapping[str, SourceLocation] = {}  # the place of each given setting
+    preset: frozenset[str] = frozenset()  # settings that are as protect has them, as no file has them
+    # Of the control plane's settings of this node (`reconciler.config.node_layer`), each with its origin.
     node: Mapping[str, str] = {}
+    # Keys of earlier versions in the files, which are not used, each with what applies.
     removed: tuple[ConfigProblem, ...] = ()
-    texts: tuple[Text, ...] = ()
-    window: str | None = None
+    texts: tuple[Text, ...] = ()  # what was read
+    window: str | None = None  # the name of the window that is in force in the configuration
 
 
 def load(
@@ -136,10 +132,10 @@ def window_table(config: Config, zone: str | None = None) -> "WindowTable":
 def reload(old: Loaded) -> tuple[Loaded, tuple[str, ...]]:
     """Read the same files again: the new configuration, and the changed settings that only a restart can apply.
 
-    Those settings keep their old values in the result, so that the running process and ``config explain`` agree. A main
-    file that existed and was removed is an error, not a request for the defaults. Errors: `ConfigError`; the caller
-    keeps ``old``.
+    Those settings keep their old values in the result, so that the running process and ``config explain`` agree.
+    Errors: `ConfigError`; the caller keeps ``old``.
     """
+    # A main file that existed and was removed is an error, not a request for the defaults.
     new = load(old.path, required=old.path in old.files)
     config, kept = _keep_fixed(old.config, new.config)
     return replace(new, config=config), kept

@@ -34,14 +34,11 @@ class Source(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One value. ``setting``: ours, "" if there is none. ``text``: its value in our file; None: as ``note`` says.
+    """One value of a control plane."""
 
-    ``note``: the difference in meaning, or why it has none, and what is nearest.
-    """
-
-    setting: str
-    text: Callable[[Leaf], str | None]
-    note: str = ""
+    setting: str  # ours, "" if there is none
+    text: Callable[[Leaf], str | None]  # its value in our file; None: it has none, as the note says
+    note: str = ""  # the difference in meaning, or why it has no setting, and the nearest one
 
 
 def _same(value: Leaf) -> str | None:

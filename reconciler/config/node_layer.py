@@ -23,11 +23,11 @@ _ROUNDS: Final = 2
 
 
 class Layer(NamedTuple):
-    """``loaded`` with the settings that are taken. ``overridden``, ``refused``: of others, by setting, the reason."""
+    """A configuration with settings of a control plane."""
 
-    loaded: Loaded
-    overridden: Mapping[str, str]
-    refused: Mapping[str, str]
+    loaded: Loaded  # with the settings that are taken
+    overridden: Mapping[str, str]  # of others, by setting, the reason
+    refused: Mapping[str, str]  # the same
 
 
 def layered(loaded: Loaded, values: Mapping[str, tuple[str, str]], top: Schema | None = None) -> Layer:
@@ -110,10 +110,8 @@ def _one_by_one(section: Struct, schema: Schema, parts: Mapping[str, _ChangedFie
 def _value_by_value(
     section: Struct, schema: Schema, leaves: Mapping[str, tuple[Sequence[str], object]], refused: dict[str, str]
 ) -> Struct:
-    """The section with those values of an inner one that contradict nothing in it.
-
-    Separately, as a value must not be refused for the mistake of another one in its own section.
-    """
+    """The section with those values of an inner one that contradict nothing in it."""
+    # Separately: a value must not be refused for the mistake of another one in its own section.
     left = dict(leaves)
     reasons: dict[str, str] = {}
     for _ in range(_ROUNDS):

@@ -45,35 +45,30 @@ _MOST_LEFT: Final = 100
 
 
 class KeptValue(Struct, frozen=True, array_like=True):
-    """One value of an object; as `FoundValue`.
-
-    The object's value and not our setting: a version with another mapping reads it as it would read the object.
-    """
+    """One value of an object; as `FoundValue`."""
 
     path: str
+    # The object's and not our setting: a version with another mapping reads it as it would read the object.
     value: str | int | float | bool | None
     off: bool = False
 
 
 class KeptObject(Struct, frozen=True, kw_only=True):
-    """The values of one object; none: it does not exist. ``problems``: of parts that cannot be read."""
+    """One object."""
 
     title: str
-    values: tuple[KeptValue, ...] = ()
-    problems: tuple[str, ...] = ()
+    values: tuple[KeptValue, ...] = ()  # none: it does not exist
+    problems: tuple[str, ...] = ()  # of parts that cannot be read
 
 
 class KeptSettings(Struct, frozen=True, kw_only=True):
-    """The last settings of a node. ``version``: what an unchanged object has.
-
-    ``node``: the name of its object; a row of another node (a copied disk) is not used.
-    """
+    """The last settings of a node."""
 
     v: int = 1
     source: NodeSettings
-    node: str
+    node: str  # the name of its object; a row of another node (a copied disk) is not used
     objects: tuple[KeptObject, ...] = ()
-    version: str = ""
+    version: str = ""  # what an unchanged object has
 
 
 _FORM: Final = RowForm(KeptSettings, 1)
@@ -138,11 +133,11 @@ def _kept(found: FoundValue) -> KeptValue:
 
 
 class SettingsInForce(NamedTuple):
-    """``loaded``: with the settings that count. ``left``: each other value with its reason; ``total``: of values."""
+    """The configuration with the settings that count."""
 
     loaded: Loaded
-    left: tuple[str, ...] = ()
-    total: int = 0
+    left: tuple[str, ...] = ()  # each other value with its reason
+    total: int = 0  # number of values
 
     def facts(self) -> dict[str, object]:
         return {

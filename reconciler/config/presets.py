@@ -1,9 +1,8 @@
 """The levels of ``protect``: one line of the configuration for a set of settings.
 
 A level is the rows of `ROWS` up to it. They are a layer below the files, setting by setting: a key that is written in a
-file always applies instead. No row depends on the node. A policy sets only what the kernel offers and reports the rest
-(`reconciler.policies.base`), so a level is the same set of settings on every node and `lacking` says which of them
-have no effect on one; after a change of the kernel they take effect without a change of the configuration.
+file always applies instead. No row depends on the node: a policy sets only what the kernel offers, and `lacking` says
+which settings have no effect on a node. After a change of the kernel they take effect without a change of the files.
 """
 
 import json
@@ -36,21 +35,16 @@ _FACILITIES: Final = frozenset(facility.value for facility in Facility)
 
 
 class PresetRow(Struct, frozen=True, kw_only=True):
-    """One setting of a level.
-
-    ``gives``: what for, a few words; rows with the same words belong together. ``needs``: the control files (names of
-    `cgroupfs.knobs.CATALOG`) and facilities without which it does not do that. ``either``: the need is the one of these
-    control files that the node's version of cgroups has. ``listed``: a setting that lists what it applies to, without
-    which it has no effect.
-    """
+    """One setting of a level."""
 
     level: Protection
     setting: str
     value: bool | str
-    gives: str = ""
+    gives: str = ""  # what for, a few words; rows with the same words belong together
+    # Control files (names of `cgroupfs.knobs.CATALOG`) and facilities without which it does not do that.
     needs: tuple[str, ...] = ()
-    either: bool = False
-    listed: str = ""
+    either: bool = False  # the need is the one of these control files that the node's version of cgroups has
+    listed: str = ""  # a setting that lists what it applies to, without which it has no effect
 
 
 def _row(level: Protection, setting: str, value: bool | str, gives: str = "", *needs: str) -> PresetRow:
@@ -117,16 +111,12 @@ ROWS: Final = (
 
 
 class NodeOffers(Struct, frozen=True, kw_only=True):
-    """What a node has.
+    """What a node has."""
 
-    ``versions``: of each mounted controller; ``knobs``: names of the control files of kubepods. ``facilities``: the
-    reason for each that it lacks. ``unused``: the reason for each setting that has no effect, as another does its work.
-    """
-
-    versions: Mapping[str, Version]
-    knobs: frozenset[str]
-    facilities: Mapping[Facility, str] = {}
-    unused: Mapping[str, str] = {}
+    versions: Mapping[str, Version]  # of each mounted controller
+    knobs: frozenset[str]  # names of the control files of kubepods
+    facilities: Mapping[Facility, str] = {}  # the reason for each that it lacks
+    unused: Mapping[str, str] = {}  # the reason for each setting that has no effect, as another does its work
 
 
 def rows_of(level: Protection | None) -> tuple[PresetRow, ...]:
@@ -168,15 +158,12 @@ def _reason(need: str, node: NodeOffers) -> str | None:
 
 
 class LevelEffect(Struct, frozen=True, kw_only=True):
-    """What a level adds to the one before it on a node: ``gives``, and ``lacks`` with the reason of each.
-
-    ``unlisted``: what waits for entries of a list, by the list's name.
-    """
+    """What a level adds to the one before it on a node."""
 
     level: Protection
     gives: tuple[str, ...]
-    lacks: Mapping[str, str]
-    unlisted: Mapping[str, str]
+    lacks: Mapping[str, str]  # by what it would give: the reason why it does not
+    unlisted: Mapping[str, str]  # by what it would give: the name of the list that has no entries
 
 
 def effects(node: NodeOffers, without: Collection[str] = ()) -> Iterator[LevelEffect]:

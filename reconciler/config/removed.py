@@ -1,7 +1,6 @@
 """Settings of earlier versions: a configuration that still has one is read without it, and a warning says what applies.
 
-A node must start after an upgrade, so such a key is never an error. The table says what replaced each, or why nothing
-did.
+The table says what replaced each, or why nothing did.
 """
 
 import re
@@ -162,6 +161,7 @@ class RemovedKeys:
         for key, value in node.items.items():
             below = table.get(key, table.get("*"))
             if isinstance(below, str):
+                # Never an error: a node must start after an upgrade.
                 self._note(node.places[key], (*path, key), below)
             else:
                 items[key] = value if below is None else self._pruned(value, (*path, key), below)

@@ -53,12 +53,12 @@ _BELOW: Final = "/zoneinfo/"
 
 
 class WindowTime(NamedTuple):
-    """When a window holds. ``end`` not after ``begin``: on the next day. ``zone`` None: the node's."""
+    """When a window holds."""
 
     days: frozenset[int]
-    begin: int
-    end: int
-    zone: str | None = None
+    begin: int  # minutes since midnight
+    end: int  # not after the begin: on the next day
+    zone: str | None = None  # None: the node's
 
 
 class ZonedTime(NamedTuple):
@@ -67,16 +67,12 @@ class ZonedTime(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """``window``: the one in force by its place in the list, None: none. It holds from ``since`` to ``until``.
+    """The window in force from `Decision.since` to `Decision.until`."""
 
-    ``until`` None: no change within `_DAYS_AHEAD` days, for which the decision holds.
-    ``then``: of the window in force from ``until`` on.
-    """
-
-    window: int | None
+    window: int | None  # by its place in the list; None: none
     since: float
-    until: float | None = None
-    then: int | None = None
+    until: float | None = None  # None: no change within `_DAYS_AHEAD` days, for which the decision holds
+    then: int | None = None  # the window in force from then on
 
     def covers(self, at: float) -> bool:
         """Whether the decision is the one for this instant, too. An earlier instant is not covered: clocks are set."""

@@ -1,8 +1,6 @@
 """The long responses (state, metrics, events): built on the loop a millisecond at a time, and rarely.
 
-All waiting requests share one build (`Rounds`). It runs on the loop and not in a thread: a thread that holds the
-interpreter delays every system call of the loop by a switch interval, the fast path's writes among them; on the loop
-they wait for one slice.
+All waiting requests share one build (`Rounds`).
 """
 
 import time
@@ -110,6 +108,8 @@ class Rounds(Generic[K, V]):
         parts, spent_s = await self._build(keys)
         # Not the time until it returned: a thread that waits for its turn takes nothing from the loop.
         self.spent_s += spent_s
+        # Not in a thread: one that holds the interpreter delays every system call of the loop by a switch interval, the
+        # fast path's writes among them. On the loop they wait for one slice.
         result = BuildResult[K, V]()
         slices, began = TimeSlice(), time.thread_time()
         for key, steps in parts:
@@ -348,7 +348,8 @@ def _yaml_rows(rows: Sequence[bytes]) -> bytes:
 
 
 def _yaml_document(parts: Sequence[tuple[str, bytes]]) -> bytes:
-    """A line for every row, which is JSON, and so YAML: writing YAML's own style would take seconds of the loop."""
+    """A line for every row, which is JSON, and so YAML."""
+    # YAML's own style would take seconds of the loop.
     return b"".join(name.encode() + b": " + part + b"\n" for name, part in parts)
 
 

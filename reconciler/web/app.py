@@ -41,8 +41,8 @@ _ELEMENT: Final = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 def page() -> tuple[bytes, dict[str, str]]:
     """The page for people and its headers: one HTML file with its style and script. Errors: `OSError` without the file.
 
-    It reads the state of the same listener and has no data of its own, so every listener serves it; where `/state` is
-    not served, it shows how to get it.
+    It has no data of its own and reads the state of the same listener; where `/state` is not served, it shows how to
+    get it.
     """
     with open(FILE, encoding="utf-8", newline="\n") as file:
         text = file.read()
@@ -151,8 +151,7 @@ def _app(routes: list[Route], hosts: Hosts | None, token: Token | None = None) -
 class _Gate:
     """Refuses web pages: requests to other hosts' names, and those that a browser marks as another site's.
 
-    A link to our own page may be on any site: it has no data, and no site can read or frame it. With a token, all but
-    health and the page needs it.
+    With a token, all but health and the page needs it.
     """
 
     def __init__(self, app: Any, hosts: Hosts | None, token: Token | None) -> None:
@@ -166,7 +165,7 @@ class _Gate:
             if self._hosts is not None and not self._hosts.allow(headers.get(b"host"), scope["server"]):
                 await _answer({"error": "host name not allowed; see http.allowed_hosts"}, 421)(scope, receive, send)
                 return
-            # A person who follows a link on another site.
+            # A person who follows a link on another site: the page has no data, and no site can read or frame it.
             followed = scope["path"] == "/" and headers.get(b"sec-fetch-mode") == b"navigate"
             other_site = headers.get(b"sec-fetch-site", b"none") not in _SAME_SITE and not followed
             # Fetches of our own page are GETs of the same origin, for which browsers send no Origin.

@@ -1,7 +1,6 @@
 """The web part as components of the daemon. Its libraries are imported when it starts, in a thread.
 
-They take 4 MiB and 0.1 s: a daemon that is configured to serve nothing saves both, and one that serves starts this
-last, so that pods are reconciled before their page exists.
+A daemon that serves starts this last, so that pods are reconciled before their page exists.
 """
 
 import os
@@ -59,7 +58,7 @@ class _Web:
         self._names = names
         self._counts = HttpCounts()
         self._answers = Answers(status, self._counts)
-        # Of its own, so that no reader's builds and answers are waited for.
+        # Root's own: no reader's builds and answers are waited for.
         self._for_root = Answers(status, self._counts, ROOT)
 
     async def socket(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -125,5 +124,6 @@ class _Web:
 
 async def _import() -> None:
     """In a thread, so that the loop continues; a loaded module costs nothing."""
+    # 4 MiB and 0.1 s, which a daemon that is configured to serve nothing saves.
     await import_in_thread("reconciler.web.app")
     await import_in_thread("reconciler.web.server")

@@ -155,10 +155,8 @@ class Connection:
         return request
 
     def _has_hung_up(self) -> bool:
-        """Whether the peer has closed a unix socket. One that has only finished sending still waits for the answer.
-
-        TCP does not distinguish the two before an answer is sent; it serves no orders.
-        """
+        """Whether the peer has closed a unix socket. One that has only finished sending still waits for the answer."""
+        # TCP does not distinguish the two before an answer is sent; it serves no orders.
         if self._socket.family != socket.AF_UNIX:
             return False
         poll = select.poll()
@@ -244,7 +242,8 @@ class Connection:
                 self._send_error = exc
 
     def _at_end(self) -> bool:
-        """Whether the request's body is read. That of a request without one is, and h11 reports it at once."""
+        """Whether the request's body is read."""
+        # Of a request without a body h11 reports the end at once.
         if self._http.their_state is h11.SEND_BODY:
             try:
                 self._http.next_event()
@@ -277,7 +276,8 @@ class Connection:
         self._queue(h11.Response(status_code=status, headers=headers))
 
     def _queue(self, event: h11.Event) -> None:
-        """Have it sent by the next `_flush`. A long body remains the one object: other connections send it, too."""
+        """Have it sent by the next `_flush`."""
+        # A long body is passed through and not copied: other connections send the same object.
         for piece in self._http.send_with_data_passthrough(event) or ():
             if self._unsent and len(self._unsent[-1]) + len(piece) <= SLICE:
                 self._unsent[-1] += piece
@@ -285,8 +285,8 @@ class Connection:
                 self._unsent.append(piece)
 
     async def _flush(self) -> None:
-        """Under a shield: an answer that is being sent when the daemon ends gets `SEND_S` to go out."""
         pieces, self._unsent = self._unsent, []
+        # Shielded: a response that is being sent when the daemon ends gets this long, too.
         with trio.move_on_after(SEND_S, shield=True) as scope:
             for piece in pieces:
                 view = memoryview(piece)

@@ -24,10 +24,10 @@ _UCRED: Final = struct.Struct("3i")
 
 
 class Rate(Struct, frozen=True):
-    """``per_s`` on average, ``burst`` at once."""
+    """Requests or connections per second."""
 
-    per_s: float
-    burst: int
+    per_s: float  # on average
+    burst: int  # at once
 
 
 ACCEPTS: Final = Rate(100.0, 64)
@@ -117,11 +117,7 @@ class ClientLimits:
 
 
 def client_of(connection: trio.socket.SocketType) -> str:
-    """The client: ``uid N`` of a unix socket, else the address. Errors: `OSError` when it has closed.
-
-    All of loopback is one client, as a local user can send from any of its 16 million addresses, and so is an IPv6 /64,
-    which one machine has for itself.
-    """
+    """The client: ``uid N`` of a unix socket, else its address or network. Errors: `OSError` when it has closed."""
     if connection.family == socket.AF_UNIX:
         data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         return f"uid {_UCRED.unpack(data)[1]}"
@@ -131,9 +127,9 @@ def client_of(connection: trio.socket.SocketType) -> str:
         # An IPv4 client of a socket that has both families.
         address = address.ipv4_mapped or address
     if address.is_loopback:
-        return "loopback"
+        return "loopback"  # a local user can send from any of its 16 million addresses
     if isinstance(address, IPv6Address):
-        return address.exploded[:19]  # the /64
+        return address.exploded[:19]  # the /64, which one machine has for itself
     return str(address)
 
 
@@ -143,10 +139,7 @@ class Busy(AgentError):
 
 @final
 class Bodies:
-    """Bytes of long responses that are being sent.
-
-    A body that is sent to many clients is one object, and counts once.
-    """
+    """Bytes of long responses that are being sent. A body that is sent to many clients counts once."""
 
     def __init__(self, most: int = BODY_BYTES) -> None:
         self._most = most

@@ -123,8 +123,7 @@ class Hosts:
     A web page whose own name its owner points to 127.0.0.1 is same-origin with the listener there, and could read all
     of it; the browser still sends that name. Source: RFC 9110, sections 7.2 (Host) and 15.5.20 (421).
 
-    ``undotted``: any name without a dot, too. For unix sockets: clients there write what they like, and ssh may forward
-    one to a port, where a page may call it by a name of its own; public names have a dot.
+    ``undotted``: any name without a dot, too, for unix sockets.
     """
 
     def __init__(self, names: Iterable[str] = (), *, undotted: bool = False) -> None:
@@ -132,15 +131,14 @@ class Hosts:
         self._names = frozenset(name.lower().strip("[]").removesuffix(".").encode() for name in (*ALWAYS, *names))
 
     def allow(self, host: bytes | None, server: tuple[str, int] | None) -> bool:
-        """Whether a request with this Host header is allowed. ``server``: the address that the client connected to.
-
-        That address is allowed, too: if the listener has all of a machine's addresses, clients use any of them, and no
-        name of another host is an address.
-        """
+        """Whether a request with this Host header is allowed. ``server``: the address that the client connected to."""
         match = _HOST.fullmatch(host or b"")
         if match is None:
             return False
         name = (match[1] or match[2]).lower()
+        # Clients of a unix socket write what they like, and ssh may forward it to a port, where a page may call it by a
+        # name of its own; but public names have a dot.
         if self._undotted and not match[1] and b"." not in name:
             return True
+        # A listener may have all of a machine's addresses, and no name of another host is an address.
         return name in self._names or (server is not None and name == server[0].lower().encode())
