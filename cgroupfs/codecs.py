@@ -209,7 +209,7 @@ def _int(text: str) -> int:
 
 
 def _decode_negative(text: str) -> Value:
-    # Any negative number is no limit for the kernel.
+    # Unlimited: the kernel accepts any negative number.
     number = _int(text)
     return None if number < 0 else number
 

@@ -152,12 +152,12 @@ class GroupLookup(Protocol):
 
 
 class StepOutcome(Struct, frozen=True, kw_only=True):
-    """What became of one step. Texts are without the newline."""
+    """What became of one step. Texts are without the newline; None: not read."""
 
     step: WriteStep
     ok: bool
     at: float  # monotonic seconds
-    before: str | None = None  # None, as of the next: it could not be read
+    before: str | None = None
     after: str | None = None
     # False: the value was there already, or nothing may be written. True beside an error: the kernel has accepted a
     # write and the file reads otherwise, or it has accepted the first of several.

@@ -339,7 +339,7 @@ class KubeletView(Struct, frozen=True, kw_only=True):
     # Period of the unconditional rewrite of every container (static policy, 1.21 and older); None: writes on change
     # only.
     reasserts_s: float | None = None
-    may_resize: bool = True  # It can resize pods in place, or that is not known (`reconciler.sources.checkpoints`).
+    may_resize: bool = True  # in place, or that is not known (`reconciler.sources.checkpoints`)
     # The checkpoint was torn, empty or of a foreign policy: these are the last good values, as protection is never
     # shrunk at once.
     held: bool = False
