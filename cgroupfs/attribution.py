@@ -213,17 +213,13 @@ def _has_terminal(stat: str) -> bool:
 
 
 class ObservedWrite(NamedTuple):
-    """One or more writes of one process to one control file (the kernel merges those not yet read).
+    """One or more writes of one process to one control file (the kernel merges those not yet read)."""
 
-    ``directory`` is the watched hierarchy's, ``group`` the path below it, ``file`` the control file's name; ``group``
-    is empty for a write that came through a mount that cannot be placed. With ``lost`` nothing else is known.
-    """
-
-    directory: str
-    group: str
-    file: str
+    directory: str  # the watched hierarchy's
+    group: str  # the path below it; empty: the write came through a mount that cannot be placed
+    file: str  # the control file's name
     writer: WriterProcess
-    lost: bool = False
+    lost: bool = False  # events were lost; nothing else is known
 
 
 class WriteWatch(Protocol):

@@ -17,10 +17,10 @@ GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
 
 
 class GroupThreads(NamedTuple):
-    """``ids``: 0 is each thread outside this PID namespace. ``missing``: why there may be others; empty: none."""
+    """The threads of groups."""
 
-    ids: set[int]
-    missing: str = ""
+    ids: set[int]  # 0: each thread outside this PID namespace
+    missing: str = ""  # why there may be others; empty: none
 
 
 def together(parts: Iterable[GroupThreads]) -> GroupThreads:

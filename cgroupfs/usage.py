@@ -43,9 +43,9 @@ _LEAST_INTERVAL_S: Final = 0.005
 
 
 class UsageCounters(Struct, frozen=True, kw_only=True):
-    """One reading. All but ``memory_bytes`` only grow while the group exists. ``at_s`` is on the monotonic clock."""
+    """One reading. All but the memory only grow while the group exists."""
 
-    at_s: float
+    at_s: float  # on the monotonic clock
     cpu_ns: int | None = None
     periods: int | None = None
     throttled_periods: int | None = None

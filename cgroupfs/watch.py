@@ -66,12 +66,9 @@ CHILDREN: Final = APPEARED | VANISHED | int(Mask.ONLYDIR)
 
 
 class DirEvent(NamedTuple, Generic[T]):
-    """One event in a watched directory.
+    """One event in a watched directory."""
 
-    ``token`` is that of `add`, None for an overflow. With ``rescan`` nothing is known: list ``path`` again.
-    """
-
-    token: T | None
+    token: T | None  # that of `DirWatcher.add`; None: events were lost
     path: str
     name: str
     mask: int

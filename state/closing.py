@@ -56,11 +56,11 @@ class MarkState(StrEnum):
 
 
 class MarkStatus(Struct, frozen=True, kw_only=True):
-    """State of the mark. ``mark``: which one; ``detail``: why it is not in place, or what was read back."""
+    """State of the mark."""
 
     mark: NodeMark
     state: MarkState
-    detail: str = ""
+    detail: str = ""  # why it is not in place, or what was read back
     at_s: float = 0.0
 
 

@@ -45,16 +45,14 @@ _MOST_NODES: Final = 1024
 
 
 class CpuManagerState(msgspec.Struct, frozen=True, kw_only=True):
-    """cpu_manager_state. ``entries``: pod uid -> container name -> exclusive CPUs.
-
-    Kubelets before 1.18 write container id -> CPUs (version 1): that is the value of the uid "". ``verified`` is False
-    where the file carries no checksum, which the kubelet accepts too.
-    """
+    """cpu_manager_state."""
 
     policy: CpuPolicy
     default_cpus: CpuSet
+    # Pod uid -> container name -> exclusive CPUs. Kubelets before 1.18 write container id -> CPUs (version 1): that is
+    # the value of the uid "".
     entries: Mapping[str, Mapping[str, CpuSet]] = {}
-    verified: bool = True
+    verified: bool = True  # False: the file carries no checksum, which the kubelet accepts, too
 
     @property
     def exclusive_cpus(self) -> CpuSet:
@@ -72,10 +70,10 @@ class MemoryBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryManagerState(msgspec.Struct, frozen=True, kw_only=True):
-    """memory_manager_state. ``entries``: pod uid -> container name -> blocks. ``policy``: "None" or "Static"."""
+    """memory_manager_state."""
 
-    policy: str
-    entries: Mapping[str, Mapping[str, tuple[MemoryBlock, ...]]] = {}
+    policy: str  # None or Static
+    entries: Mapping[str, Mapping[str, tuple[MemoryBlock, ...]]] = {}  # pod uid -> container name -> blocks
 
 
 class DeviceEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,23 +35,19 @@ _EXAMPLE: Final = "such as '2 sockets x 2 nodes x 8 cores x 2 threads'"
 
 
 class MachineDescription(Struct, frozen=True, kw_only=True):
-    """A description, taken apart. Each of ``nodes``, ``cores``, ``threads`` is per one of the level before.
-
-    ``l3_cores`` None: one L3 for each node, ``l3_socket``: for each socket. ``distances`` are levels (one row) or one
-    row for each node. ``efficiency``: the cores of these CPUs are efficiency cores.
-    """
+    """A description, taken apart."""
 
     sockets: int = 1
-    nodes: int = 1
-    cores: int = 1
-    threads: int = 1
+    nodes: int = 1  # per socket
+    cores: int = 1  # per node
+    threads: int = 1  # per core
     e_cores: int = 0
-    l3_cores: int | None = None
-    l3_socket: bool = False
-    efficiency: CpuSet = EMPTY
+    l3_cores: int | None = None  # cores under one L3; None: one L3 for each node
+    l3_socket: bool = False  # one L3 for each socket
+    efficiency: CpuSet = EMPTY  # the cores of these CPUs are efficiency cores
     offline: CpuSet = EMPTY
     isolated: CpuSet = EMPTY
-    distances: tuple[tuple[int, ...], ...] = ()
+    distances: tuple[tuple[int, ...], ...] = ()  # levels (one row), or one row for each node
     memory_bytes: int | None = None
     memory_nodes: int = 0
     memory_node_bytes: int | None = None

@@ -26,12 +26,12 @@ Rows = dict[str, dict[str, bytes]]
 
 
 class Copied(NamedTuple):
-    """What a copy holds. ``serial``: of the store's last transaction in it; ``whole`` False: a part is damaged."""
+    """What a copy holds."""
 
-    serial: int
+    serial: int  # of the store's last transaction in it
     boot: str
     rows: Rows
-    whole: bool
+    whole: bool  # False: a part is damaged
 
 
 def copy_path(store: str) -> str:

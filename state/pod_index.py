@@ -74,12 +74,12 @@ def of_each(table: Mapping[K, V], rule: Callable[[V, *G], T], *given: *G) -> Map
 
 
 class PodIndex(NamedTuple):
-    """``reclaimed``: BE pods, ``inside`` and ``outside`` of the besteffort directory; ``beside``: others inside it."""
+    """Pods by class and place."""
 
-    reclaimed: tuple[Pod, ...]
-    inside: tuple[Pod, ...]
-    outside: tuple[Pod, ...]
-    beside: tuple[Pod, ...]
+    reclaimed: tuple[Pod, ...]  # BE pods, of either place
+    inside: tuple[Pod, ...]  # BE pods in the besteffort directory
+    outside: tuple[Pod, ...]  # BE pods elsewhere
+    beside: tuple[Pod, ...]  # other pods in the besteffort directory
     online: tuple[Pod, ...]
     dedicated: tuple[Pod, ...]
 

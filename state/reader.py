@@ -58,15 +58,12 @@ class LostStoreError(StoreError):
 
 
 class Tables(NamedTuple):
-    """The rows of the keyed tables. ``lost``: some may be missing; ``problems``: what is wrong, for a person.
-
-    ``newer``: why this version's daemon refuses the store, if a newer one wrote it.
-    """
+    """The rows of the keyed tables."""
 
     rows: Rows
-    lost: bool
-    problems: tuple[str, ...]
-    newer: NewerSchemaError | None = None
+    lost: bool  # some may be missing
+    problems: tuple[str, ...]  # what is wrong, for a person
+    newer: NewerSchemaError | None = None  # why this version's daemon refuses the store, if a newer one wrote it
 
 
 def open_readonly(path: str, *, newer: bool = True) -> sqlite3.Connection:

@@ -29,42 +29,36 @@ class CpuKind(StrEnum):
 
 
 class Cpu(Struct, frozen=True, kw_only=True):
-    """One online CPU (hardware thread). ``thread`` counts within the core; the fastest has ``capacity`` 1024."""
+    """One online CPU (hardware thread)."""
 
     id: int
     core: int
     socket: int = 0
     node: int = 0
     l3: int = 0
-    thread: int = 0
+    thread: int = 0  # counts within the core
     kind: CpuKind = CpuKind.PERFORMANCE
-    capacity: int = FULL_CAPACITY
+    capacity: int = FULL_CAPACITY  # the fastest has 1024
 
 
 class NumaNode(Struct, frozen=True, kw_only=True):
-    """One NUMA node, with CPUs or of memory only.
-
-    ``distances``: to every node of the machine in ascending order of their numbers, itself included (the firmware's
-    SLIT: 10 is local); empty where it is not known. ``memory_bytes``: ordinary memory there (`state.memory`), 0 for
-    a node of CPUs only, None where it is not known. How much is free changes by the second and is not included.
-    """
+    """One NUMA node, with CPUs or of memory only. Free memory is not included: it changes by the second."""
 
     id: int
+    # To every node of the machine in ascending order of their numbers, itself included (the firmware's SLIT: 10 is
+    # local); empty: not known.
     distances: tuple[int, ...] = ()
-    memory_bytes: int | None = None
+    memory_bytes: int | None = None  # ordinary memory there (`state.memory`); 0: a node of CPUs only; None: not known
 
 
 class Topology(Struct, frozen=True, kw_only=True, dict=True):
-    """The CPUs of a machine. Given only ``online``, every CPU is a core of its own in one socket and node.
-
-    ``isolated`` are the kernel's ``isolcpus``: online, but the scheduler's balancing leaves them alone. ``numa`` in
-    ascending order; left out, it is the nodes that the CPUs name, of which no more is known.
-    """
+    """The CPUs of a machine. Given only the online ones, every CPU is a core of its own in one socket and node."""
 
     online: CpuSet
     cpus: tuple[Cpu, ...] = ()
     offline: CpuSet = EMPTY
-    isolated: CpuSet = EMPTY
+    isolated: CpuSet = EMPTY  # the kernel's isolcpus: online, but not part of the scheduler's balancing
+    # In ascending order; left out: the nodes that the CPUs name, of which no more is known.
     numa: tuple[NumaNode, ...] = ()
 
     def __post_init__(self) -> None:
