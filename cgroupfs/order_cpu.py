@@ -242,7 +242,7 @@ def _over_parent(
         above, limit = inherited
         above_changes = above in goal and (goal[above].ratio != have[above].ratio or above in raised)
         path_changes = path in goal and goal[path].ratio != have[path].ratio
-        # A child with the least possible quota has no smaller one to fall back to: its changed parent loses.
+        # A child with the least possible quota is refused under an unchanged parent only.
         if path_changes and not (path in raised and above_changes):
             children[path] = _Loss(f"{_cpus(ratio)} CPU exceed the {_cpus(limit)} of {above}", above)
         elif above_changes:

@@ -387,6 +387,7 @@ def _changed(step: WriteStep, directory: str, seen: str | None) -> CgroupError |
     """Why the step no longer applies: the file has another value than it expects."""
     if step.expects is None or seen is None:
         return None
+    # What is not noticed: a write of another program between this read and ours.
     with suppress(ValueError):  # a text that the file cannot hold is another one, too
         if CATALOG[step.knob].normal(seen, step.version) == step.expects:
             return None
@@ -432,7 +433,7 @@ def _reclaim(files: FileOps, directory: str, guard: str, limit: int, clock: Call
         try:
             files.write(directory, "memory.reclaim", str(min(used - limit, _CHUNK)))
         except OSError as exc:
-            # EAGAIN: less than requested was reclaimed. Others: no such file before 5.19.
+            # EAGAIN: less than requested was reclaimed. Others, such as ENOENT before Linux 5.19, do not pass.
             if exc.errno != errno.EAGAIN:
                 break
         empty = 0 if int(files.read(directory, guard)) < before else empty + 1
