@@ -1,7 +1,7 @@
 """One object of this node's name at the API server: read, patched, and compared with what was written last.
 
-The part that `reconciler.headroom.targets` has in common: requests with their errors, the cluster's time, who else
-writes the same fields, and whether the object is of this machine.
+Common to all targets (`reconciler.headroom.targets`): requests and errors, the cluster's time, other writers of the
+same fields, and whether the object is this machine's.
 """
 
 import math
@@ -111,7 +111,7 @@ class ClusterObject:
         self.requests = 0
 
     def now(self) -> float:
-        """The time in the cluster, which the readers of the object compare: the API server's where this one differs."""
+        """The time that readers of the object compare with: the API server's where this node's clock differs."""
         wall_s = self._wall()
         if self._server is None:
             return wall_s
@@ -168,6 +168,7 @@ class ClusterObject:
     async def _error(self, verb: str, path: str, answer: HttpResponse) -> PublishError:
         status = status_of(answer)
         words = " ".join((status.message or answer.excerpt).split())[:_LONGEST]
+        # A 404 may be of the object, of its kind, or a proxy's page.
         absent = await absence_of(path, answer, self._ask) if answer.status == 404 else None
         if absent is not None and absent is not Absence.OBJECT:
             words = f"the API server does not have {absent}: {path.partition('?')[0]}"
@@ -201,10 +202,11 @@ class ForeignEdits:
     async def written(
         self, write: Awaitable[FoundObject], ours: Callable[[FoundObject], Mapping[str, object]]
     ) -> FoundObject:
-        """The object after a write of ours. Without an answer what is there later may be ours: nothing is compared."""
+        """The object after a write of ours."""
         try:
             found = await write
         except SourceError:
+            # The API server may still carry it out: a difference until then may be our own write.
             self._late_until = self._clock() + _LATE_S
             raise
         if self._clock() >= self._late_until:
@@ -223,10 +225,10 @@ class ForeignEdits:
     def named(self, found: FoundObject, places: Sequence[str], words: str, *, leaf: bool = True) -> str:
         """The text of a change of these fields of the status: ``words`` after who has made it.
 
-        ``leaf``: no other program has a field below these, so that one of ours that has changed is another bypassd's:
-        two machines, or two daemons, of one node's name. Errors: `PublishError` for the `_FIGHT`-th.
+        ``leaf``: no other program writes fields below these. Errors: `PublishError` for the `_FIGHT`-th change.
         """
         names = owners(found.metadata.managed_fields, map(_field, places))
+        # A changed leaf that is still ours is another bypassd's: two machines or daemons with one node's name.
         others = [name for name in names if name != MANAGER] or [f"another {name}" for name in names if leaf]
         edit = f"{' and '.join(others[:_MOST_OWNERS]) or 'another program'} changed {words}"
         self._at = [at for at in self._at if self._clock() - at < _FIGHT_S] + [self._clock()]

@@ -123,11 +123,9 @@ class HeadroomSample(SmoothedReading, frozen=True, kw_only=True):
 
 
 def update(pools: Pools, topology: Topology, cpu: NodeCpu | None, config: HeadroomConfig) -> HeadroomSample:
-    """Add a reading of the CPUs where BE may run: idle time, and BE work's use there.
+    """One reading of the CPUs where BE may run: idle time, and BE work's use there.
 
-    A CPU whose idle time is unknown gives nothing. BE use is measured for the whole machine only: it is split over the
-    nodes as the busy time of these CPUs is, and never more than that. No floor raises the result (Katalyst: 4 CPUs on a
-    full node), and no other resource's shortage makes it 0.
+    No floor raises the result (Katalyst: 4 CPUs on a full node), and no other resource's shortage makes it 0.
     """
     allowed = pools.reclaimed if pools.confined else pools.shared | pools.reclaimed
     # Each node by its own measurement. Katalyst gives nodes without bound pods an equal part of the sum.
@@ -139,10 +137,12 @@ def update(pools: Pools, topology: Topology, cpu: NodeCpu | None, config: Headro
     idle: dict[int, int] = {}
     busy: dict[int, int] = {}
     for node, cpu_set in cpus.items():
+        # A CPU whose idle time is unknown gives nothing.
         known = [min(1.0, max(0.0, cpu.idle[number])) for number in cpu_set if number in cpu.idle]
         idle[node] = int(sum(known) * _CPU)
         busy[node] = len(known) * _CPU - idle[node]
     all_busy = sum(busy.values())
+    # BE use is measured for the whole machine only: split over the nodes as their busy time, and never more than that.
     used = min(max(0, cpu.reclaimed_milli), all_busy)
     supply = {node: idle[node] + (used * busy[node] // all_busy if all_busy else 0) for node in sorted(cpus)}
     return HeadroomSample(cpus=cpus, tops=tops, supply=supply, budget=pools.budget_milli)

@@ -1,8 +1,6 @@
 """A histogram of amounts that forgets: a sample counts half as much after each half-life. Pure.
 
-Samples are weighed by their time: one that is a half-life later counts twice as much, relative to a reference that
-moves along. So nothing has to be done while time passes, and all that a wrong time can do is to make samples count more
-or less: amounts and their order remain. Times are seconds on one clock that only grows (`Workload` has which).
+Times are seconds on one clock that only grows (`reconciler.headroom.peaks` has which).
 
 Source: Vertical Pod Autoscaler, decaying histogram; its checkpoint (whole weights up to 10,000).
 """
@@ -99,6 +97,8 @@ class DecayingHistogram:
     def add(self, amount: float, at_s: float, samples: float = 1.0) -> None:
         """One sample, or as many of the same amount."""
         index = self._buckets.index(amount)
+        # New samples weigh more instead of old ones less: nothing is to be done while time passes. A wrong time changes
+        # how much samples count, never an amount.
         self._weights[index] += samples * self._scale(at_s)
         self._used = max(self._used, index + 1)
 
@@ -131,6 +131,7 @@ class DecayingHistogram:
         heaviest, samples = max(self._weights), self.samples(at_s)
         if heaviest <= 0 or samples < 1e-6:
             return None
+        # Whole numbers relative to the heaviest, as in the Vertical Pod Autoscaler's checkpoint.
         pairs = ((index, round(weight / heaviest * _HEAVIEST)) for index, weight in enumerate(self._weights) if weight)
         return HistogramRow(samples, tuple(number for pair in pairs if pair[1] for number in pair))
 

@@ -5,8 +5,7 @@ For all BE pods together, their present use included:
     left for pods + what remains in use of BE's - reserve - growth_percent of what all others keep
 
 and no more than the bound on BE work's memory (`reconciler.policies.be_memory`) where that is in force. "Left for pods"
-is the kernel's MemAvailable or what is left below kubepods' own limit, the smaller; page cache that could be dropped is
-in it, so only what remains in use of BE's is added.
+is the kernel's MemAvailable or what is left below kubepods' own limit, the smaller.
 
 Source: Koordinator's batch memory (policy usage: capacity, less a margin, less the system's and online pods' use) and
 Katalyst's memory headroom (capacity less 5 GiB less 1.1 times what others use).
@@ -67,5 +66,6 @@ def update(
         return SmoothedReading(tops={WHOLE: top}, supply=None, budget=budget)
     left = node.left_for_pods_bytes
     others = max(0, total - left - be_kept_bytes)
+    # ``left`` has the page cache that could be dropped: of BE's use only what would remain is added.
     supply = left + be_kept_bytes - reserve - others * own.growth_percent // 100
     return SmoothedReading(tops={WHOLE: top}, supply={WHOLE: max(0, min(supply, top))}, budget=budget)

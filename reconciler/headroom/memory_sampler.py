@@ -1,7 +1,4 @@
-"""Keeps the memory headroom from one reading to the next; `reconciler.headroom.memory` computes it.
-
-It has a task of its own, which works a millisecond at a time. The node's memory is the sampler's newest reading.
-"""
+"""Keeps the memory headroom from one reading to the next; `reconciler.headroom.memory` computes it."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -142,6 +139,7 @@ class MemoryHeadroom:
         if whole is None:
             return None
         kept, slices = whole.kept_bytes, TimeSlice()
+        # A copy: the inventory changes its table while this waits at a checkpoint.
         for pod in list(self._knowledge.pods.values()):
             is_be = pod.pod_class is PodClass.RECLAIMED
             # In the directory of its class: besteffort's sum has it, or lacks it, rightly.

@@ -2,9 +2,8 @@
 
     headroom = what there is - predicted peaks of online workloads - predicted peak of the system
 
-A *workload* is what remains when a pod is replaced: namespace, kind and name of its controller (`workload_of`). One
-that is not known yet (cold), or of which nothing was measured for half an hour, counts by its pods' requests, or by the
-most that was measured if that is more.
+A *workload* is what remains when a pod is replaced: namespace, kind and name of its controller (`workload_of`). It is
+*cold* before a day of samples, and again when nothing was measured for half an hour.
 
 Times are seconds since the boot (CLOCK_BOOTTIME), in a replay those of the recording: the wall clock, which people and
 NTP set, is not used here. Units: thousandths of a CPU, bytes.
@@ -249,10 +248,8 @@ class _Pods:
 class WorkloadPeaks:
     """The workloads with their histograms: `MOST` at most.
 
-    A new one is in a probation of `MOST_NEW` until it has been measured for an hour: there an absent one with the least
-    evidence makes room. Beyond that it takes the place of the known one whose evidence counts least now, if that is
-    less than its own. So workloads that live shortly, or that a tenant renames each minute, displace one another,
-    and a workload that was measured for a day remains for days after its last pod.
+    A new one is in a probation of `MOST_NEW` until it has been measured for an hour. So workloads that live shortly, or
+    that a tenant renames each minute, displace one another, and no workload that was measured for a day.
     """
 
     def __init__(self) -> None:
@@ -264,11 +261,7 @@ class WorkloadPeaks:
         return len(self.known) + len(self.new)
 
     def minute(self, pods: Sequence[PodReading], node: NodeReading, at_s: float) -> Steps[PeakPrediction]:
-        """One minute of all online pods: it is learned, and then the peaks are predicted. A step is some 50 µs.
-
-        A workload's sample is the mean use of its pods, and its peak counts once for each pod that it has now: a
-        workload that grows is known at once, and a leader among followers is in the mean.
-        """
+        """One minute of all online pods: it is learned, and then the peaks are predicted. A step is some 50 µs."""
         groups: dict[str, _Pods] = {}
         for number, reading in enumerate(pods):
             group = groups.get(reading.workload)
@@ -283,12 +276,15 @@ class WorkloadPeaks:
         for name, group in groups.items():
             workload = self._admitted(name, at_s, displaced)
             if workload is not None:
+                # One sample, the mean of its pods: the peak is that of one pod.
                 workload.add(*group.means, at_s)
                 self._promote(name, workload, at_s)
             is_known = workload is not None and workload.is_known(at_s)
             known += is_known
             own_cpu, own_memory = (0.0, 0.0) if workload is None else workload.peaks(known=is_known)
+            # Once for each pod that it has now: the peak of a workload that is scaled up is known at once.
             own_cpu, own_memory = with_margin(own_cpu) * group.count, with_margin(own_memory) * group.count
+            # A cold one counts by its requests, or by the most that was measured if that is more.
             cpu += own_cpu if is_known else max(own_cpu, group.cpu_request)
             memory += own_memory if is_known else max(own_memory, group.memory_request)
             yield
@@ -329,6 +325,7 @@ class WorkloadPeaks:
         workload = self.known.get(name) or self.new.get(name)
         if workload is not None:
             return workload
+        # The absent one with the least evidence makes room.
         while len(self.new) >= MOST_NEW:
             least = next(displaced, None)
             if least is None:
@@ -351,6 +348,7 @@ class WorkloadPeaks:
         if len(self.known) >= MOST - MOST_NEW:
             if minutes % _PROMOTED:
                 return  # comparing with all known ones costs 0.1 ms
+            # It takes the place of the one whose evidence counts least now, if that is less than its own.
             counted, least = min((at.counted(at_s), key) for key, at in self.known.items())
             if counted >= workload.counted(at_s):
                 return

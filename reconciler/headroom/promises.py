@@ -1,9 +1,8 @@
 """Whether promised headroom was there: minute by minute. Pure. Units: those of the amounts (CPU: thousandths; bytes).
 
-A BE pod that was scheduled by a promise still runs when the promise has fallen. So a minute has to give the largest
-amount that was promised within the last hour; it gave the mean of what BE work could have had: unused amounts and BE
-work's present use, within the bound on BE work. A minute in which that is less by more than `TOLERANCE_PERCENT` is a
-broken one. A minute without a known reading is neither kept nor broken.
+A minute has to give the largest amount that was promised within the last hour. It gave the mean of what BE work could
+have had: unused amounts and BE work's present use, within the bound on BE work. Where that is less by more than
+`TOLERANCE_PERCENT`, the promise of the minute is broken.
 """
 
 from collections import Counter, deque
@@ -64,6 +63,7 @@ class PromiseWindow:
         self._tops.append(self._top)
         available = self._sum // self._count if self._count else None
         self._top = self._sum = self._count = 0
+        # The largest: a BE pod that was scheduled by a promise still runs when the promise has fallen.
         return PromiseMinute(max(self._tops), available)
 
     @property
@@ -93,7 +93,7 @@ class PromiseSum(Struct, kw_only=True):
     available: Annotated[dict[str, Count], Meta(max_length=512)] = field(default_factory=dict)
 
     def add(self, minute: PromiseMinute, buckets: Buckets) -> None:
-        if minute.available is None:
+        if minute.available is None:  # neither kept nor broken
             self.unknown += 1
             return
         self.broken += minute.is_broken

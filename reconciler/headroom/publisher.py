@@ -5,8 +5,7 @@ others change in between is counted and reported.
 
 It is withdrawn when the daemon stops (not when another one takes over), observes, or no longer may publish; by
 ``bypassctl headroom --withdraw`` of a daemon that was killed (the unit's ExecStopPost); by the next start, which finds
-the note in the store. In the node's status an annotation has the time until which the value counts; Koordinator's
-manager resets what is old by itself.
+the note in the store.
 """
 
 import math
@@ -237,7 +236,7 @@ class HeadroomPublisher:
             await self._close()
 
     async def _wait(self, wait_s: float) -> None:
-        """Until the next write is due, or sooner after a change: a fall soon, a rise later, nothing after a refusal."""
+        """Until the next write is due, or sooner after a change: a fall soon, a rise later."""
         begun = trio.current_time()
         end = begun + wait_s
         while trio.current_time() < end:
@@ -246,7 +245,7 @@ class HeadroomPublisher:
             if self._again:
                 self._again, end = False, min(end, max(trio.current_time() + FALL_S, self._allowed_at))
             if self._problem and self._wanted() is not ClusterTarget.OFF and self._writes():
-                continue
+                continue  # after a refusal the whole wait counts, whatever changes
             # A fall may come while a rise waits.
             while trio.current_time() < (due := min(self._due_at(begun), end)):
                 await self._changed.wait_until(due)
@@ -289,6 +288,7 @@ class HeadroomPublisher:
             target = await self._find() if wanted is ClusterTarget.AUTO else wanted
             if self._noted is not target:
                 await self._withdraw_noted()
+                # Durable before the first write: after a kill the value is withdrawn by this note.
                 await self._note(target)
                 self._noted = target
             offer = self._offer()
@@ -366,6 +366,7 @@ class HeadroomPublisher:
 
     async def end(self) -> None:
         """Withdraw: the daemon stops, and no other one takes over. Errors: none: the unit's next step tries again."""
+        # The daemon is being cancelled: without the shield nothing could be sent.
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _WITHDRAW_S):
             try:
                 await self._withdraw_noted()
@@ -399,4 +400,5 @@ class HeadroomPublisher:
             return FOREIGN_S
         requested_s = getattr(exc, "wait_s", None) or 0.0
         self._allowed_at = trio.current_time() + requested_s
+        # The exponent is bounded: 2.0**1024 raises OverflowError.
         return max(requested_s, min(RETRY_S, _FAILED_S * 2.0 ** min(self._failures - 1, 6)))

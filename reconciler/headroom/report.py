@@ -1,8 +1,7 @@
 """Keeps the headroom from one reading to the next, and publishes it: to the CLI, metrics, the store, and a file.
 
-The sampler passes each CPU reading; `reconciler.headroom.cpu` computes. The file is for an overcommit reporter on the
-node (what a device plug-in or a node agent turns into an extended resource): one small JSON object, replaced as a
-whole, with the time until which it is valid, so that the file of a stopped agent expires soon.
+The sampler passes each CPU reading; `reconciler.headroom.cpu` computes. The file is one small JSON object for an
+overcommit reporter on the node (what a device plug-in or a node agent turns into an extended resource).
 """
 
 import os
@@ -213,6 +212,7 @@ class HeadroomReport:
             "kind": _KIND,
             "node": self._node,
             "at": now,
+            # The file of an agent that was stopped expires soon.
             "valid_until": now + self.config.unknown_hold_s,
             "cpu_milli": self.state.total,
             "memory_bytes": self._memory.state.total if self._memory is not None else None,

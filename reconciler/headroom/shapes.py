@@ -118,11 +118,11 @@ def _pointer(place: str) -> str:
 def katalyst_status(offer: Offer | None) -> dict[str, object]:
     """The patch of a CustomNodeResource's status; withdrawn is 0: the scheduler keeps what it saw before a removal.
 
-    Katalyst's scheduler never reads them in the node's status. Topology zones are not written: they also steer the
-    placement of dedicated pods.
+    Katalyst's scheduler never reads them in the node's status.
     """
     offer = offer or Offer()
     amounts = {KATALYST_CPU: str(offer.cpu_milli), KATALYST_MEMORY: str(offer.memory)}
+    # No topology zones: they also steer the placement of dedicated pods.
     return {"status": {"resources": {"capacity": amounts, "allocatable": amounts}}}
 
 
@@ -130,14 +130,12 @@ def koordinator_status(use: NodeUse | None, held: Offer, now: str) -> dict[str, 
     """The patch of a NodeMetric's status. ``use`` None: withdrawn: without a time the manager resets at once.
 
     Koordinator's manager computes ``batch-cpu`` and ``batch-memory`` from it, and resets them when it is old
-    (``degradeTimeMinutes``, 15). So it is written as koordlet does: use of the node, of the system (what no pod
-    accounts for) and of each pod. ``held``: what bypassd's law offers less than the manager would compute (`withheld`),
-    as a host application of priority ``koord-prod``, which the manager subtracts.
+    (``degradeTimeMinutes``, 15). ``held``: what bypassd's law offers less than the manager would compute (`withheld`).
     """
     if use is None:
         return {"status": {"updateTime": None}}
     cpu, memory = use.system
-    # Also without use: it is the mark of who has written this.
+    # The manager subtracts a host application of this priority. Also without use: it marks who has written this.
     usage = _resources(held.cpu_milli, held.memory)
     applications = [{"name": WITHHELD, "usage": usage, "priority": "koord-prod", "qos": "LS"}]
     return {
@@ -156,9 +154,7 @@ def koordinator_status(use: NodeUse | None, held: Offer, now: str) -> dict[str, 
 def withheld(offer: Offer, use: NodeUse, computed: Offer | None, before: Offer) -> Offer:
     """What the manager is to subtract, so that it offers no more than ``offer``.
 
-    ``computed``: its last result, as its safety margin is not known here; ``before``: what it subtracted for that. Of a
-    resource of which nothing is offered, all that the node has. It is never more than what a manager without a safety
-    margin would have to subtract, so that the end of a shortage is seen soon.
+    ``computed``: its last result, as its safety margin is not known here; ``before``: what it subtracted for that.
     """
     cpu, memory = use.left_by_others
     return Offer(
@@ -174,6 +170,7 @@ def withheld(offer: Offer, use: NodeUse, computed: Offer | None, before: Offer) 
 def _withheld_of(offer: int, total: int, left: int, computed: int | None, before: int) -> int:
     if offer <= 0:
         return total
+    # Never more than a manager without a safety margin has to subtract: so the end of a shortage is seen soon.
     without_margin = max(0, left - offer)
     return without_margin if computed is None else min(without_margin, max(0, computed + before - offer))
 

@@ -3,10 +3,7 @@
 The callers define the resource and the unit; here it is an amount for each of some parts of a node
 (`reconciler.headroom.cpu`: CPU by NUMA node; `reconciler.headroom.memory`: memory of the whole).
 
-The amount grows by a largest step, and only from the smallest step on; it falls to the mean at once. So it is never
-above the mean of its window, and the window alone softens a fall (of four means: a quarter of it at a time).
-
-Times are seconds on the view's clock.
+The amount is never above the mean of its window. Times are seconds on the view's clock.
 """
 
 from collections.abc import Mapping
@@ -148,7 +145,7 @@ def restored(amounts: Mapping[int, int], age_s: float, now: float, law: Smoothin
 
 
 def _unknown(state: SmoothedAmount, held: Mapping[int, int], now: float, law: SmoothingConfig) -> SmoothedAmount:
-    """Unknown is not the last value for ever: nothing grows on it, and after ``hold_s`` the amount is 0."""
+    """The state after an unknown reading: nothing grows, and after ``hold_s`` the amount is 0."""
     # Readings on both sides of a gap are no mean of the time between.
     state = replace(state, count=0, sums={}, since=None)
     if state.known_at is None:
@@ -167,7 +164,7 @@ def _followed(
     for part, before in held.items():
         mean = min(tops[part], sum(window_mean.amounts.get(part, 0) for window_mean in window) // len(window))
         if mean <= before:
-            amounts[part] = mean
+            amounts[part] = mean  # no bound on a fall: the window alone softens it
         elif mean - before < law.least:
             amounts[part] = before
         else:

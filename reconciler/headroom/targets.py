@@ -1,8 +1,7 @@
 """Writes the headroom to the object of this node that a control plane reads, and reads back what is there.
 
-Each write is a patch that names only our fields, so that it conflicts with no other. What another program has changed
-of ours is named and restored (`ForeignEdits`). Where another reporter of the same fields runs, a koordlet or a Katalyst
-agent, nothing is written.
+Each write is a patch that names only our fields. What another program has changed of ours is reported and restored
+(`ForeignEdits`). Where a koordlet or a Katalyst agent writes the same fields, nothing is written.
 
 Rights: `get` and `patch` of the status of one object with this node's name, and `get` of its Node (docs/kubernetes.md).
 
@@ -65,10 +64,7 @@ _MOST_INTERVAL_S: Final = 600
 
 
 class _ObjectTarget:
-    """One object, and the node's own, which alone has the boot id of its machine.
-
-    By that nothing is written for, or taken back from, another machine of this name.
-    """
+    """One object, and the node's own, by whose boot id no other machine of this name is written for or withdrawn."""
 
     def __init__(
         self,
@@ -96,11 +92,7 @@ class _ObjectTarget:
 
 @final
 class NodeTarget(_ObjectTarget):
-    """`PublishTarget` in the node's own status, with names of ours.
-
-    The usual write needs no reading before it: the API server itself compares what was written last before it takes the
-    next value (a JSON patch with tests).
-    """
+    """`PublishTarget` in the node's own status, with names of ours."""
 
     name = ClusterTarget.NODE
 
@@ -114,7 +106,7 @@ class NodeTarget(_ObjectTarget):
         boot: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``valid_s``: how long what is written now is current without a further word."""
+        """``valid_s``: for how long a value is valid without another write."""
         super().__init__(api, NODES, node, wall=wall, boot=boot, clock=clock)
         self._valid_s = valid_s
         self._is_ours = False
@@ -129,6 +121,7 @@ class NodeTarget(_ObjectTarget):
         until = rfc3339(self.object.now() + valid_s)
         found, edit = None, ""
         if seen := self._edits.take():
+            # No reading before the usual write: the API server compares by the tests of the JSON patch.
             try:
                 change = self.object.patch_status(own_changes(seen, offer, until), JSON_PATCH)
                 found = await self._edits.written(change, _own)
@@ -159,7 +152,7 @@ class NodeTarget(_ObjectTarget):
         return self._edits.named(found, [change.removeprefix("status/") for change in changes], words)
 
     def _check(self, found: FoundObject) -> None:
-        """Each answer has it, so only the first is requested. Errors: as `_check_machine`."""
+        """Each answer has the boot id, so only the first is requested for it. Errors: as `_check_machine`."""
         self._is_ours = False
         self._check_machine(found)
         self._is_ours = True
@@ -173,7 +166,7 @@ class NodeTarget(_ObjectTarget):
 
 @final
 class KatalystTarget(_ObjectTarget):
-    """`PublishTarget` in the node's CustomNodeResource, which is made where no Katalyst agent has made it."""
+    """`PublishTarget` in the node's CustomNodeResource; creates it where no Katalyst agent has."""
 
     name = ClusterTarget.KATALYST
 

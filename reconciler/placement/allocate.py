@@ -70,13 +70,13 @@ def preference(
 ) -> CpuPreference:
     """``cpus`` in the chain's order for BE work.
 
-    By default efficiency cores are first, CPUs with interrupts last. A plug-in identifies BE work by the demand's
-    class; selecting and scoring combinations is not used, as BE work grows and shrinks CPU by CPU.
+    By default efficiency cores are first, CPUs with interrupts last. A plug-in identifies BE work by the demand's class.
     """
     run = PluginRunner(
         chain or default_chain(),
         PlacementContext(topology=topology, fitter=CpuAccumulator(topology), interrupts=interrupts),
     )
+    # No combinations are selected or scored: BE work grows and shrinks CPU by CPU.
     demand = CpuDemand(key="reclaimed", count=max(1, len(cpus)), pod_class=PodClass.RECLAIMED)
     allowed, filters = run.allowed(demand, cpus, 1)
     return CpuPreference(tiers=run.tiers(demand, allowed), filters=filters, errors=dict(sorted(run.errors.items())))
@@ -84,13 +84,14 @@ def preference(
 
 @final
 class _Allocator:
-    """The state of one choice. Masks instead of sets: there are hundreds of them."""
+    """The state of one choice."""
 
     def __init__(
         self, run: PluginRunner, demands: Iterable[CpuDemand], free: CpuSet, most: int | None, first: Sequence[str]
     ) -> None:
         self._run = run
         self._fitter = run.context.fitter
+        # Masks instead of sets: there are hundreds of them.
         self._avail = free.mask
         self._most = len(free) if most is None else most
         self._first = first
@@ -134,7 +135,7 @@ class _Allocator:
         )
 
     def _order_of_choice(self, demand: CpuDemand) -> tuple[int, int]:
-        """Those that may choose least first: what they need of their nodes others can have elsewhere."""
+        """Those with the fewest nodes first: what they need there, the others can have elsewhere."""
         rank = self._first.index(demand.key) if demand.key in self._first else len(self._first)
         return rank, len(demand.nodes) or len(self._fitter.nodes)
 
@@ -152,23 +153,21 @@ class _Allocator:
                 self._finish(demand, held, "unchanged")
 
     def _suits(self, demand: CpuDemand, cpus: int) -> bool:
-        """Whether CPUs are the requested count, in whole cores where requested; or the scheduler's own choice.
-
-        The kubelet's full-pcpus-only rejects a pod whose count is not a multiple of the threads of a core
-        (SMTAlignmentError). Here the pod runs already, so it gets the last core whole instead: no other demand could
-        use its other thread. It is refused only when that core is unavailable.
-        """
+        """Whether CPUs are the requested count, in whole cores where requested; or the scheduler's own choice."""
         surplus = cpus.bit_count() - demand.count
         cores = self._fitter.touched(cpus) if demand.full_cores else []
         if demand.full_cores and sum(cores) != cpus:
             return False
         if demand.explicit is not None and demand.explicit.mask == cpus:
             return True
+        # An odd count gets its last core whole: no other demand could use the other thread. The kubelet's
+        # full-pcpus-only rejects such a pod (SMTAlignmentError), but here the pod runs already.
         return 0 <= surplus < min((core.bit_count() for core in cores), default=1)
 
     def _claim(self, demand: CpuDemand, mask: int) -> None:
         before = self._owned.get(demand.key, 0)
         self._owned[demand.key] = mask
+        # What it held before and does not hold now is available again.
         self._avail = self._avail & ~mask | before & ~mask
         self._taken = self._taken & ~before | mask
         if demand.numa_exclusive:

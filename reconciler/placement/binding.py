@@ -1,9 +1,7 @@
 """NUMA nodes for the demands that own none yet, one after the other, then CPUs on them. Pure.
 
 `bind` chooses the nodes, each demand from what the ones before it leave. A demand that holds CPUs remains on their
-nodes; hints are for new demands. Resources that the kubelet has assigned already (memory of its memory manager,
-devices) are fixed: the CPUs follow them. Other memory is a hint of its own: what is available on each node, by the
-kernel's figures and by what is promised there.
+nodes; hints are for new demands.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -100,6 +98,7 @@ def bind(
             continue
         wish = wishes.get(demand.uid, CpuPreferences())
         assigned = affinity.get(demand.key, {})
+        # The CPUs follow what the kubelet has assigned already: memory of its memory manager, devices.
         others = [fixed(name, nodes, topology.nodes()) for name, nodes in sorted(assigned.items()) if nodes]
         others += room.memory(demand) if MEMORY not in assigned else []
 
@@ -135,27 +134,25 @@ def _by_occupancy(
 ) -> tuple[NodeChoice, str]:
     """The choice without the nodes of pods that want no neighbours, and an addition to its reason.
 
-    A node that another demand has exclusively is never used; a demand with exclusive nodes gets one without owners. A
-    node with a pod that shares its nodes with no other bound one (Katalyst's ``numa_share`` false) is not used while
-    the others have the CPUs; one with a pod that is to be separate from this one (Koordinator's NUMANodeLevel), while
-    that costs no node more.
-
-    A decision of another component (``named``) has precedence over both wishes, but not over an exclusive node.
-    ``decided``: nodes of new demands that are not placed yet; one that wants a node of its own leaves them to those.
+    ``named``: another component has decided the nodes. ``decided``: nodes of new demands that are not placed yet.
     """
+    # A node that another demand has exclusively is never used; an exclusive demand gets one without owners.
     closed = occupancy.exclusive_nodes(demand)
     if named:
+        # The decision counts before the wishes below, but not before an exclusive node.
         return choice(room.cpus(demand, closed)), ""
     if demand.numa_exclusive and decided and room.cpus(demand, closed | decided).enough:
         closed |= decided
     note = ""
     barred = closed
+    # Katalyst's ``numa_share`` false: such a node is avoided while the others have the CPUs.
     if unshared := occupancy.unshareable_nodes(demand.uid) - closed:
         if room.cpus(demand, closed | unshared).enough:
             barred |= unshared
             note = f"; not on node {unshared}, used exclusively by a bound pod"
         else:
             note = f"; other nodes have too few CPUs: also on node {unshared}, meant for exclusive use"
+    # Koordinator's NUMANodeLevel: such a node is avoided while that costs no node more.
     apart = occupancy.anti_affinity_nodes(demand.uid) - barred
     if not apart:
         return choice(room.cpus(demand, barred)), note
@@ -346,8 +343,7 @@ def _in_rounds(
     """Bind and allocate until no bound demand is refused, in at most ``ROUNDS`` rounds.
 
     Nodes are assigned before CPUs, for all new demands at once, and which CPUs of several nodes one takes is only known
-    afterwards. So a later demand may find its node full although another one has room. Then all demands with CPUs keep
-    them, and the others are bound again to what is really left; each time at least one of them gets its request.
+    afterwards. So a later demand may find its node full although another one has room.
 
     ``most``: so many CPUs may be owned in all.
     """
@@ -366,6 +362,7 @@ def _in_rounds(
             break
         if most - len(allocation.owned) < _least_missing(demands, allocation):
             break  # no other node helps: too few CPUs are left for any of them
+        # Demands with CPUs keep them, the others are bound again to what is really left.
         kept = tuple(replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in demands)
         if kept == demands:
             break
@@ -386,11 +383,7 @@ def _least_missing(demands: Sequence[CpuDemand], allocation: Allocation) -> int:
 
 
 def _other_orders(demands: Sequence[CpuDemand], allocation: Allocation, most: int) -> list[tuple[str, ...]]:
-    """For demands that were refused: after those that want certain nodes or a single one; the former; none at last.
-
-    Not where the demands request more than there is (``most``) in all: another order would refuse others. And not where
-    all others keep what they hold.
-    """
+    """Orders with the refused demands after those of certain or single nodes; after those of certain nodes; first."""
     refused = tuple(allocation.refused)
     others = [
         demand
@@ -398,7 +391,7 @@ def _other_orders(demands: Sequence[CpuDemand], allocation: Allocation, most: in
         if demand.key not in allocation.refused and allocation.cpus.get(demand.key) != demand.held
     ]
     if not refused or not others or sum(demand.count for demand in demands) > most:
-        return []
+        return []  # with too few CPUs in all, another order would refuse other demands
     others.sort(key=lambda demand: (not demand.nodes, not demand.numa_exclusive, -demand.count, demand.key))
     decided = tuple(demand.key for demand in others if demand.nodes)
     near = tuple(demand.key for demand in others if demand.nodes or demand.numa_binding)

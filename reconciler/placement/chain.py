@@ -3,8 +3,7 @@
 A rule is one small class, `Plugin`, that overrides one or more extension points: sort, filter, post_filter, pre_score,
 select, score, allocate, deallocate. docs/cpu-plugins.md describes how a site writes one.
 
-The best weighted sum of scores wins; of equal ones the combination that was selected first (plug-ins in the order of
-their names in `BUILT_IN`, then the site's). Inside a combination the built-in ones take the lowest free ids.
+The combination with the best weighted sum of scores wins.
 
 Source: the CPU manager plug-in model proposed for the kubelet. Differences: pre-scores are given by groups (bit masks)
 instead of per CPU, so that a rule costs the same on 8 and on 1,024 CPUs; select yields several combinations, for score
@@ -303,6 +302,7 @@ class PluginRunner:
         if len(combinations) == 1:
             return combinations[0]
         totals = [self._total(question, kept | cpus) for cpus in combinations]
+        # Of equal ones the first selected: plug-ins in the order of `BUILT_IN`, then the site's.
         return combinations[totals.index(max(totals))]
 
     def _selected(self, question: PluginRequest) -> Sequence[CpuSet]:
@@ -336,6 +336,7 @@ class PluginRunner:
     def report(self, demand: CpuDemand, owned: CpuSet, given_back: CpuSet) -> None:
         """Report to the plug-ins what a demand owns now and what it released."""
         context = self.context
+        # The lists: a generator calls no plug-in until it is read.
         if given_back and self._at["deallocate"]:
             list(self._answers("deallocate", demand, lambda plugin: plugin.deallocate(demand, context, given_back)))
         if owned and self._at["allocate"]:

@@ -23,18 +23,14 @@ NONE = CpuChurn()
 
 
 def moved(before: Pools | None, after: Pools) -> CpuChurn:
-    """The difference between two plans. A first plan has moved nothing: the earlier owners are unknown.
-
-    A CPU of two pools (BE work beside online pods) moves when it enters or leaves either, and counts once. A CPU that
-    is set on- or offline with all its pools counts as well: its work has to move.
-    """
+    """The difference between two plans. A CPU that is set on- or offline counts: its work has to move."""
     if before is None:
-        return NONE
+        return NONE  # the earlier owners are unknown
     old, new = by_pool(before), by_pool(after)
     union = changed = 0
     for name in old.keys() | new.keys():
         mask = (old[name].mask if name in old else 0) ^ (new[name].mask if name in new else 0)
-        union |= mask
+        union |= mask  # a CPU of two pools (BE work beside online pods) counts once
         changed += mask != 0
     return CpuChurn(cpus=union.bit_count(), pools_changed=changed)
 

@@ -1,7 +1,7 @@
-"""Configuration of the rules for the choice of CPUs. In a module of its own: most nodes never load a rule.
+"""Configuration of the rules for the choice of CPUs.
 
-The chain, its rules and the arithmetic under them are a megabyte, and a node without a pod that owns CPUs does not need
-them.
+In a module of its own: the chain, its rules and their arithmetic are a megabyte, which a node without a pod that owns
+CPUs does not load.
 """
 
 from collections.abc import Mapping

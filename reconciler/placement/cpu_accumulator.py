@@ -104,14 +104,14 @@ class CpuAccumulator:
     def single(self, count: int, avail: int, level: str, tiers: Sequence[CpuSet] = ()) -> int:
         """``count`` CPUs of ``avail`` inside one domain of a level, 0 when none holds them.
 
-        Of equally good ones the domain with the fewest free CPUs around it: an untouched node remains whole. With
-        ``tiers`` the CPUs of the first are taken before those of the next.
+        With ``tiers`` the CPUs of the first are taken before those of the next.
         """
         start = self.starts[level]
         best: tuple[bool, int, int, int] | None = None
         for index, domain in enumerate(self.levels[start]):
             size = (domain.mask & avail).bit_count()
             if size >= count:
+                # Of equally good ones that with the fewest free CPUs around it: an untouched node remains whole.
                 key = (size != count, size, (domain.outer & avail).bit_count(), index)
                 best = key if best is None or key < best else best
         if best is None:
@@ -280,17 +280,15 @@ class CpuAccumulator:
     def spread(self, count: int, avail: int, base: int = 0, group: int = 1, *, nodes: int = 1) -> int:
         """``count`` more CPUs so that with ``base`` every node used has as many: the fewest nodes that can, else 0.
 
-        ``nodes``: that many at least.
+        ``nodes``: that many at least. ``group`` CPUs are taken together (a core). The remainder is taken from the nodes
+        with the most left, a group each.
 
-        ``group`` CPUs are taken together (a core). The remainder is taken from the nodes with the most left, a group
-        each.
-
-        Source: KEP-2902, distribute-cpus-across-numa. It tries every combination of k nodes and keeps the combination
-        that leaves the smallest deviation of free CPUs over the machine. That is always the k nodes with the most room:
-        the sum of squares that it minimises falls the most where most is free. So the nodes are sorted once.
+        Source: KEP-2902, distribute-cpus-across-numa.
         """
         room = {node: (mask & (avail | base)).bit_count() for node, mask in self.nodes.items()}
         has = {node: (mask & base).bit_count() for node, mask in self.nodes.items()}
+        # KEP-2902 tries all combinations of k nodes for the smallest deviation of free CPUs over the machine. That is
+        # always the k nodes with the most room: the sum of squares falls the most where most is free.
         ranked = sorted((node for node in room if room[node]), key=lambda node: (not has[node], -room[node], node))
         total = count + base.bit_count()
         for used in range(max(nodes, sum(1 for node in has if has[node])), len(ranked) + 1):

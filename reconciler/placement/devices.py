@@ -1,7 +1,6 @@
 """NUMA nodes of the memory and the devices that the kubelet has assigned to containers. Pure but for sysfs.
 
-The kubelet assigns them before anything of the container exists, so there is nothing to choose: they are fixed hints,
-and the CPUs follow them where they can.
+The kubelet assigns them before the container exists: they are fixed hints, and the CPUs follow them where they can.
 
 Source: kubelet_internal_checkpoint (device ids by NUMA node, -1 where the plug-in reports no topology); kernel
 documentation, ABI/testing sysfs-bus-pci (``numa_node``, -1 for unknown).
@@ -24,11 +23,7 @@ _LARGEST_NODE: Final = 1023
 def affinity_of(
     memory: MemoryManagerState | None, devices: DeviceState | None, pci_nodes: Mapping[str, int]
 ) -> dict[str, dict[str, CpuSet]]:
-    """``uid/container`` -> resource -> the nodes where the kubelet has assigned it already.
-
-    Devices that are equally near to several nodes need none of them and are left out; so are devices without a reported
-    node.
-    """
+    """``uid/container`` -> resource -> the nodes where the kubelet has assigned it already."""
     numbers: dict[str, dict[str, set[int]]] = {}
     for uid, containers in (memory.entries if memory is not None else {}).items():
         for name, blocks in containers.items():
@@ -43,7 +38,7 @@ def affinity_of(
                 if 0 <= number <= _LARGEST_NODE:
                     places.setdefault((f"{entry.pod_uid}/{entry.container}", entry.resource, text), set()).add(number)
     for (key, resource, _), nodes in places.items():
-        if len(nodes) == 1:
+        if len(nodes) == 1:  # a device that is equally near to several nodes needs none of them
             numbers.setdefault(key, {}).setdefault(resource, set()).update(nodes)
     return {
         key: {name: CpuSet(nodes) for name, nodes in sorted(resources.items()) if nodes}

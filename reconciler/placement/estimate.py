@@ -83,11 +83,8 @@ class _Bounds(NamedTuple):
 def remembered(before: Uses | None, sampled: Uses, elapsed_s: float, half_life_s: float) -> dict[str, GroupUse]:
     """The newest use combined with the fading peak, and for how long the use has been known.
 
-    A pool that followed each sample would be too small for every burst and move CPUs all the time; the Linux scheduler
-    sizes tasks in the same way (util_est: up at once, down slowly).
-
-    ``before``: the last result, None at the agent's start. Pods that exist then did not just start, and are not young:
-    a restart of the agent makes no pool grow. ``elapsed_s``: since the last result; a negative one counts as none.
+    ``before``: the last result, None at the agent's start. ``elapsed_s``: since the last result; a negative one counts
+    as none. Source: the Linux scheduler's util_est (up at once, down slowly).
     """
     elapsed_s = max(0.0, elapsed_s)
     factor = _FADED ** (elapsed_s / half_life_s)
@@ -96,11 +93,13 @@ def remembered(before: Uses | None, sampled: Uses, elapsed_s: float, half_life_s
         use = sampled[path]
         then = None if before is None else before.get(path)
         peak = float(use.cpu_milli)
+        # None: not young. Pods that exist at the agent's start did not just start, so a restart makes no pool grow.
         known_s = None if before is None else 0.0
         if then is not None:
             # A reading that only aged does not prove a time without a peak.
             new = use.age_s < then.age_s + elapsed_s / 2
             last = then.cpu_milli if then.peak_milli is None else then.peak_milli
+            # A pool that followed each sample would be too small for every burst, and move CPUs all the time.
             peak = max(peak, factor * last if new else last)
             known_s = then.known_s
             if known_s is not None and new:

@@ -1,7 +1,7 @@
 """Division of the CPUs that no pool requests over the online pools, in mode overlap. Arithmetic only; sizes are CPUs.
 
 Each pool's part is in proportion to its weight. Where no pool has CPUs yet, each gets its part. Later a size remains as
-long as the pool has a third of its part, so that one that grows and shrinks within it moves no CPU.
+long as the pool has a third of its part.
 
 Source: Katalyst's pools in mode overlap, which have all CPUs, weighted by their pods' requests. It divides again at
 each change of any pool.
@@ -97,6 +97,7 @@ class _Division:
     def lacks(self, key: str) -> bool:
         """Whether it has less than a third of its part (beyond its request), by more than the rounding."""
         requested = self._requested[key]
+        # A third: a pool that grows and shrinks within its part moves no CPU.
         return 3 * (self.sizes[key] - requested) < self._targets[key] - requested - 2
 
     def give(self, key: str, used: Mapping[str, int]) -> None:

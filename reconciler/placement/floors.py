@@ -64,8 +64,8 @@ _CUT_BOUND: Final = 4
 class PoolFloors:
     """What demands leave to the online pools, and the nodes of the pods that are bound to one.
 
-    ``seats``: pool by pod; empty where no demand is new: then nothing is to be decided, and the pools' own policy
-    follows the last plan. ``bound``: the same, of the last plan then. ``waiting``: pods that got their node here.
+    ``seats``: pool by pod; empty where no demand is new. ``bound``: the same, then of the last plan. ``waiting``: pods
+    that got their node here.
     ``avail``: CPUs that no demand holds. ``short``: some bound pool needs more of these than its nodes have.
     """
 
@@ -95,7 +95,7 @@ class PoolFloors:
         self.avail, self.short = free, False
         terms = pools.terms
         if terms is None or all(len(demand.held & free) >= demand.count for demand in demands):
-            return
+            return  # nothing is to be decided: the pools' own policy follows the last plan
         owned = CpuSet.union((demand.held or demand.explicit or EMPTY) & free for demand in demands)
         self.avail = free - owned
         new = [demand for demand in demands if not demand.held & free and demand.explicit is None]

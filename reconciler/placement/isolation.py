@@ -1,8 +1,7 @@
 """Isolation: an online pod with many more runnable threads than it requests gets CPUs of its own for a while. Pure.
 
-Runnable threads are those that run or wait in a run queue, on average over a sample (the pod's CPU use and its waiting
-without what its own quotas stopped). A pod is locked in by several samples in a row over the limits, and locked out
-after a while without one (`observe`). The state is by pod, and the caller keeps it.
+Runnable threads are those that run or wait in a run queue, on average over a sample. A pod is locked in by several
+samples in a row over the limits, and locked out after a while without one (`observe`). The caller keeps the state.
 
 Source: Katalyst's isolation pools. It compares the containers' threads at one moment, and isolates whole pods as well.
 """
@@ -80,10 +79,7 @@ def observe(
     now: float,
     config: IsolationConfig,
 ) -> dict[str, PodIsolation]:
-    """The next state of these pods, by uid; pods without a sample above the limits have none.
-
-    ``now`` and the states' times are on the view's clock; a clock that went back starts their times again.
-    """
+    """The next state of these pods, by uid; none for pods without a sample above the limits. Times: the view's clock."""
     states: dict[str, PodIsolation] = {}
     for pod in pods:
         measured, state = indicators.get(pod.uid), before.get(pod.uid)
@@ -107,14 +103,14 @@ def observe(
 def _locked_in(state: PodIsolation, now: float, config: IsolationConfig, *, over: bool) -> PodIsolation | None:
     if over:
         return state if state.calm_since is None else replace(state, calm_since=None)
-    if state.calm_since is None or state.calm_since > now:
+    if state.calm_since is None or state.calm_since > now:  # later than now: the clock went back
         return replace(state, calm_since=now)
     return None if now - state.calm_since >= config.release_s else state
 
 
 def _hit(state: PodIsolation | None, at: float, config: IsolationConfig) -> PodIsolation:
     if state is not None and 0 <= at - state.hit_at < config.sample_s:
-        return state
+        return state  # samples that count are at least this far apart
     in_a_row = state is not None and 0 <= at - state.hit_at <= _ROW * config.sample_s
     hits = state.hits + 1 if state is not None and in_a_row else 1
     return PodIsolation(hits=hits, hit_at=at, isolated=hits >= config.samples)

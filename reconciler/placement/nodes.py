@@ -133,14 +133,9 @@ def _own_best(cpu: ResourceHints, merged: MergedHint, rank: NodeMaskRanker) -> M
 def _all_fit(
     cpu: ResourceCapacity, hints: tuple[ResourceHints, ...], merged: MergedHint, rank: NodeMaskRanker
 ) -> MergedHint:
-    """The fewest nodes on which every resource fits, in place of what different sets have in common.
-
-    In the latter nothing need fit.
-
-    A single node with all CPUs is kept, whatever is elsewhere.
-    """
+    """The fewest nodes on which every resource fits, in place of a merge of different sets, on which none may fit."""
     if len(merged.nodes) == 1 and cpu.fits(merged.nodes.mask):
-        return merged
+        return merged  # one node with all CPUs, wherever the other resources are
     options = [
         NodeMaskOptions((hint.nodes.mask, hint.preferred, hint.score) for hint in resource.hints)
         for resource in hints

@@ -152,9 +152,8 @@ class OneThread(Plugin):
 class KeepApart(Plugin):
     """Off the cores or NUMA nodes of other pods with the same wish for separation, while others are enough.
 
-    Source: Koordinator's preferredCPUExclusivePolicy. There two cores on one node have precedence over separate cores
-    on two, and separation within a node over the rest; here the hints have chosen the node, and within it separation
-    has precedence.
+    Source: Koordinator's preferredCPUExclusivePolicy, where cores on one node have precedence over separate cores on
+    two. Here the hints have chosen the node, and within it separation has precedence.
     """
 
     def __init__(self) -> None:
@@ -242,10 +241,7 @@ class OneSocket(Plugin):
 
 @final
 class LeastMovement(Plugin):
-    """CPUs that the demand had remain first; those that a removed container may return for are taken last.
-
-    A v1 cpuset write costs time in proportion to all cpusets of the machine, and a moved task loses its cache.
-    """
+    """CPUs that the demand had remain first; those that a removed container may return for are taken last."""
 
     def pre_score(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> Iterable[Scored]:
         return [(demand.held & cpus, 1.0), (cpus - context.remembered - demand.held, 0.5)]

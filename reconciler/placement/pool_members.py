@@ -43,15 +43,10 @@ def members(
 ) -> PoolMembers:
     """Every online pod in its pool. ``before``: ``bound`` of the last time, so that a pod remains on its node.
 
-    ``owners``: pods that have CPUs of their own, which are in no pool, and on which nodes. A dedicated pod without any
-    is in the default one: it must not run on the CPUs of those that own some.
+    ``owners``: pods that have CPUs of their own, which are in no pool, and on which nodes. ``rivals``: new containers
+    with CPUs of their own, which are placed afterwards.
 
-    A pod for which a scheduler decided several nodes is in a pool of them all. One that is bound to none is
-    assigned to a node that has its request beside the others' there, if there is any
-    (`reconciler.placement.seats`); among those to the one with the smallest requests for each free CPU; of equal
-    ones to the lowest. A node without free CPUs is not used, and one that is not to be shared (Katalyst's
-    ``numa_share`` false, of a pod there or its own) is taken only as a last resort. ``rivals``: new containers with
-    CPUs of their own, which are placed afterwards.
+    A pod that is to be on one node and has none is assigned to one (`reconciler.placement.seats`).
     """
     owners = owners or {}
     occupancy = NumaOccupancy({uid: pod.wish for uid, pod in pods.items()})
@@ -60,6 +55,7 @@ def members(
     result: dict[str, list[Pod]] = {DEFAULT: []}
     bound: dict[str, str] = {}
     nodes: dict[str, tuple[int, ...]] = {}
+    # A node without free CPUs is not used.
     usable = {node: len(cpus) for node in topology.nodes() if (cpus := topology.node_cpus(node) & free)}
     seats = NodeSeats(usable, rivals)
     later: list[Pod] = []
@@ -84,6 +80,7 @@ def members(
         if not (pod.wish.numa_binding and usable):
             join(pod, base)
             continue
+        # A scheduler may have decided several nodes: then the pool is of all of them.
         decided = tuple(sorted({node for node in pod.wish.nodes if topology.node_cpus(node)}))
         for on in (decided, _nodes_before(before.get(uid), base)):
             if any(node in usable for node in on):
@@ -151,7 +148,7 @@ def _base(pod: Pod) -> str | None:
     """The pool without its node; None for pods that are in no online pool."""
     name = pod.wish.pool if pod.wish.pool != SHARED_POOL else None
     if pod.pod_class is PodClass.DEDICATED:
-        return DEFAULT
+        return DEFAULT  # one without CPUs of its own must not run on those of others
     if pod.pod_class is PodClass.SHARED:
         return f"shared/{name}" if name else DEFAULT
     if pod.pod_class is PodClass.SYSTEM and name:

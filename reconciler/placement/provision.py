@@ -239,8 +239,7 @@ def demand(
     """What the pool's pods need (before headroom and step limits), and why, without numbers that follow each sample.
 
     ``measured``: indicators of pods by uid, for the pid policy; ``size``, ``threads``: as for `sizes.regulate`.
-    ``starting``: the agent has no two readings yet; then a pool of an earlier run keeps its demand, so that a restart
-    moves nothing. Not later: a sampler that remains silent must not starve new pods for ever.
+    ``starting``: the agent has no two readings yet.
     """
     policy = config.pools.get(pool, config.policy)
     if not pods:
@@ -249,6 +248,7 @@ def demand(
         request = estimate(pods, {}, config.estimate)
         return request.milli, "not measured: by requests"
     need = estimate(pods, uses, config.estimate)
+    # So a restart moves nothing. Only at the start: a sampler that remains silent must not starve new pods for ever.
     if starting and not need.known and previous is not None:
         return previous.wanted_milli, "not measured yet: as before the start"
     match policy:
@@ -351,8 +351,7 @@ def pid_step(
 ) -> tuple[int, str | None]:
     """The demand that brings the indicators to their targets, and which of them decided; no reason without any.
 
-    Once for each size: repeated calls (a burst of pod events) add nothing up, and a reading from before the last change
-    is not used again. The derivative gain is 0, as in the source.
+    The derivative gain is 0, as in the source.
     """
     settled = not previous.changed_at <= now < previous.changed_at + config.settle_s
     steps: list[tuple[float, str]] = []
@@ -364,6 +363,7 @@ def pid_step(
         # As the largest step wins, an unknown indicator keeps the others from shrinking the pool.
         if indicator.current is None or not known:
             steps.append((0.0, f"{name} is unknown: no change"))
+        # One step for each size: repeated calls (a burst of pod events) add nothing up.
         elif not settled or now - (indicator.age_s or 0.0) < previous.changed_at <= now:
             steps.append((0.0, "waiting for the effect of the last change"))
         else:

@@ -253,10 +253,7 @@ class NumaFreeMemory(Struct, frozen=True, kw_only=True):
 
 @final
 class FreeCapacity:
-    """The free CPUs and the memory by node, less what the demands hold and what newcomers took so far.
-
-    Which CPUs a newcomer takes is not known yet: it is assumed to take threads of as few cores as possible.
-    """
+    """The free CPUs and the memory by node, less what the demands hold and what newcomers took so far."""
 
     def __init__(
         self, demands: Sequence[CpuDemand], free: CpuSet, topology: Topology, memory: NumaFreeMemory | None
@@ -300,15 +297,13 @@ class FreeCapacity:
         return left
 
     def cpus(self, demand: CpuDemand, barred: CpuSet) -> ResourceCapacity:
-        """The CPUs, or the cores where only whole ones or single threads of them count; none on ``barred`` nodes.
-
-        The kubelet counts CPUs whatever its policy's options, and then finds a node without whole cores.
-        """
+        """The CPUs, or the cores where only whole ones or single threads of them count; none on ``barred`` nodes."""
         chosen = self._cpus(demand, barred, self._unexpected(demand)) if self._expected else None
         return chosen if chosen is not None and chosen.enough else self._cpus(demand, barred, self._left)
 
     def _cpus(self, demand: CpuDemand, barred: CpuSet, left: Mapping[int, int]) -> ResourceCapacity:
         total, request = self._total, demand.count
+        # The kubelet counts CPUs whatever its policy's options, and then finds a node without whole cores.
         if demand.full_cores:
             left = {node: min(free, self._whole[node]) for node, free in left.items()}
             request = -(-request // self._threads) * self._threads
@@ -325,13 +320,10 @@ class FreeCapacity:
         )
 
     def memory(self, demand: CpuDemand) -> list[ResourceCapacity]:
-        """Its memory, where the nodes' memory and its request are known.
-
-        A node has what the kernel can provide now, and no more than is not promised to the existing demands: one that
-        has just started has not touched its memory yet.
-        """
+        """Its memory, where the nodes' memory and its request are known."""
         if self._memory is None or not (request := self._memory.requests.get(demand.key, 0)):
             return []
+        # Free now, and not promised to existing demands: one that has just started has not touched its memory yet.
         free = {node: max(0, min(amount, self._unpromised[node])) for node, amount in self._unused.items()}
         return [ResourceCapacity(name=MEMORY, request=request, total=self._memory.total, free=free)]
 
@@ -346,6 +338,7 @@ class FreeCapacity:
                 missing -= taken[node] - count
         for node, count in taken.items():
             self._left[node] -= count
+            # Which CPUs it takes is not known yet: threads of as few cores as possible are assumed.
             whole = -(-count // self._threads)
             self._whole[node] -= whole * self._threads
             self._begun[node] -= count if demand.spread_cores else whole

@@ -69,9 +69,8 @@ class NodeSeats:
     def choose(self, waiting: Sequence[SeatRequest], occupancy: NumaOccupancy) -> dict[str, int]:
         """A node for each, by uid. There is at least one node.
 
-        The largest first, each on the node with the smallest requests for each CPU among those that have room for it:
-        spread, as the load of a pool is not known before. If that leaves one of them without room, others are searched
-        in the same order of preference.
+        The largest first, each on the best node that has room for it (`nodes`). If that leaves one of them without
+        room, others are searched in the same order of preference.
         """
         order = sorted(waiting, key=_largest_first)
         unshared = {request.uid: occupancy.unshareable_nodes(request.uid).mask for request in order}
@@ -112,7 +111,9 @@ class NodeSeats:
             return sorted(fitting, key=lambda node: (self._left[node], node))
 
         def key(node: int) -> tuple[bool, int, float, int]:
+            # Nodes that are not to be shared last (Katalyst's ``numa_share`` false, of a pod there or its own).
             avoided = bool(unshared >> node & 1) or (node in self._new and (request.alone or self._new[node]))
+            # The smallest requests for each CPU: spread, as the load of a pool is not known before.
             return avoided, self._broken_cores(node, request), self._load[node] / self._cpus[node], node
 
         return sorted(fitting, key=key)

@@ -78,17 +78,16 @@ def regulate(
 ) -> PoolSize:
     """One step of a pool's size towards its demand.
 
-    A pool without a previous size gets its demand at once. ``threads``: of a core; a pool that ends in the middle of
-    one shares the core's caches with its neighbour. An unchanged size is returned with the demand and the reason of the
-    moment at which it was decided: a value that followed each sample would make every plan differ from the one before.
-    A clock that went back is a reboot: steps are taken as due, and the times start again.
+    A pool without a previous size gets its demand at once. ``threads``: of a core.
     """
+    # A pool that ends in the middle of a core shares the core's caches with its neighbour.
     unit = max(1, threads)
     target = _target(wanted_milli, unit, config)
     text = f"demand with margin {fmt.cpu(wanted_milli)}: {fmt.plural(target, 'CPU')}"
     if previous is None:
         return PoolSize(wanted_milli=wanted_milli, cpus=target, changed_at=now, reason=text)
     elapsed = now - previous.changed_at
+    # The clock went back: steps are taken as due, and the times start again.
     rebooted = elapsed < 0
     # From what the pool requested, not from what a cut left of it: a size that followed its own cut would give every
     # pool the same step, and so move CPUs from large pools to small ones at constant demand.
@@ -115,6 +114,7 @@ def regulate(
         return replace(changed, shrunk_at=now)
     if rebooted:
         return replace(previous, changed_at=now, shrunk_at=min(previous.shrunk_at, now))
+    # With the demand and the reason of its decision: values that follow each sample would make every plan differ.
     return previous
 
 
