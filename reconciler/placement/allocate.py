@@ -70,7 +70,7 @@ def preference(
 ) -> CpuPreference:
     """``cpus`` in the chain's order for BE work.
 
-    By default efficiency cores are first, CPUs with interrupts last. A plug-in identifies BE work by the demand's class.
+    By default efficiency cores are first, CPUs with interrupts last. A plug-in sees BE work by the demand's class.
     """
     run = PluginRunner(
         chain or default_chain(),

@@ -79,7 +79,7 @@ def observe(
     now: float,
     config: IsolationConfig,
 ) -> dict[str, PodIsolation]:
-    """The next state of these pods, by uid; none for pods without a sample above the limits. Times: the view's clock."""
+    """The next state of these pods, by uid; none without a sample above the limits. Times: the view's clock."""
     states: dict[str, PodIsolation] = {}
     for pod in pods:
         measured, state = indicators.get(pod.uid), before.get(pod.uid)

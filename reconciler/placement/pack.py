@@ -1,8 +1,8 @@
 """Chooses each online pool's CPUs, given their number: few change pools, cores remain whole, pools compact.
 
-The objective: CPUs moved first (each costs a cpuset write and a task's caches), then cores that a pool has only in part, then
-NUMA nodes and L3 caches that pools are spread over. The first is always the minimum. The others are bin packing, solved
-by the usual heuristics: the tightest place that holds all of it, the largest pools first.
+The objective: CPUs moved first (a move costs a cpuset write and caches), then cores that a pool has only in part, then
+NUMA nodes and L3 caches that pools are spread over. The first is always the minimum. The others are bin packing,
+solved by the usual heuristics: the tightest place that holds all of it, the largest pools first.
 
 1. Every pool keeps what it holds, or as much of it as its size allows (`PackingMachine.assign`).
 2. Every pool that lacks CPUs takes free ones, those that may choose least first.

@@ -20,6 +20,7 @@ from state.plan import NodePlan
 C_contra = TypeVar("C_contra", bound=Struct, contravariant=True)
 C = TypeVar("C", bound=Struct)
 
+# The kernel clamps other values to these (cgroup v1, cpu.shares).
 SHARES_MIN: Final = 2
 SHARES_MAX: Final = 262144
 _SHARES_PER_CPU: Final = 1024
@@ -167,11 +168,9 @@ def process_groups(pod: Pod) -> tuple[Container | None, ...]:
 
 
 def whole_pod(pod: Pod, knob: str, value: Value, *, policy: str, reason: str) -> list[Setting]:
-    """A CPU set or memory nodes of a pod in a machine or kernel of its own: at its directory, where its processes are.
-
-    And in each group below: on v1 a set cannot be smaller than those below it.
-    """
+    """A CPU set or memory nodes of a pod in a machine or kernel of its own: at its directory, which has its processes."""
     why = f"{reason}; {pod.sandbox}: the pod as a whole"
+    # In each group below, too: on v1 a set cannot be smaller than those below it.
     return [setting_of(pod, item, knob, value, policy=policy, reason=why) for item in (None, *pod.containers)]
 
 
@@ -186,12 +185,7 @@ def owns_cpus(pod: Pod, container: Container, pools: Pools) -> bool:
 
 
 def placed_cpus(pod: Pod, container: Container, pools: Pools) -> CpuSet | None:
-    """The CPUs that we chose for a container, its own or those it shares with its pod; None when we chose none.
-
-    An init container and a side-car have none of their own: the first runs on all that its pod has (its app containers
-    are not running yet), the second on those of the pod's main container, if one is named and has its own, else of its
-    largest. The pause container has none.
-    """
+    """The CPUs that we chose for a container, its own or those it shares with its pod; None when we chose none."""
     keys = pools.placed_by_pod.get(pod.uid)
     if keys is None or container.kind is ContainerKind.SANDBOX:
         return None
@@ -199,7 +193,8 @@ def placed_cpus(pod: Pod, container: Container, pools: Pools) -> CpuSet | None:
     if own in keys:
         return pools.dedicated[own]
     if container.kind is ContainerKind.INIT:
-        return CpuSet.union(pools.dedicated[key] for key in keys)
+        return CpuSet.union(pools.dedicated[key] for key in keys)  # the app containers are not running yet
+    # A side-car is on the CPUs of the pod's main container, if one is named and has its own, else of its largest.
     if (main := f"{pod.uid}/{pod.wish.main}") in keys:
         return pools.dedicated[main]
     return pools.dedicated[min(keys, key=lambda key: (-len(pools.dedicated[key]), key))]
@@ -250,25 +245,24 @@ def pod_asks(pod: Pod, most: int) -> int:
 def weighs_by_request(pod: Pod, view: NodeView) -> bool:
     """Whether the weight of a pod's directory follows its request for BE work, or for mid-tier resources.
 
-    In the besteffort directory only, whose own weight protects every pod outside it: elsewhere such requests would
-    compete with the plain ones of online pods. And only where every pod beside it there has a weight of the same kind:
-    for a BE pod no online pod, for an online pod none without a request, which has 2 shares.
+    Only where every pod beside it has a weight of the same kind.
     """
+    # Elsewhere such requests would compete with the plain ones of online pods; besteffort's own weight protects these.
     if pod.qos is not QosClass.BESTEFFORT:
         return False
+    # For a BE pod no online pod may be beside it, for an online pod none without a request, which has 2 shares.
     return not (view.unweighed_in_besteffort if pod.pod_class.online else view.online_in_besteffort)
 
 
 def pod_shares(milli: int, pod: Pod, view: NodeView) -> int:
     """The weight of the directory of a BE pod or of a mid-tier pod, whichever policy wants it, in CPU shares.
 
-    By request where all pods beside it are weighed (`weighs_by_request`). Else a BE pod has the least; an online pod
-    has it once for each CPU of its request, as the pods without one count as a CPU each. Weights of containers need no
-    such rule: they compete inside of their pod only.
+    Weights of containers need no such rule: they compete inside of their pod only.
     """
     milli = min(milli, view.capacity_milli)
     if weighs_by_request(pod, view):
         return shares_of(milli)
+    # An online pod has the least once for each CPU of its request: the pods without one beside it count as a CPU each.
     return SHARES_MIN * max(1, milli // 1000) if pod.pod_class.online else SHARES_MIN
 
 

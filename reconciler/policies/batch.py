@@ -2,8 +2,7 @@
 
 The kubelet does not interpret ``batch-cpu``, ``batch-memory``, ``mid-cpu``, ``mid-memory`` or ``reclaimed_*``: it
 treats such a pod as BestEffort, with the minimum shares and no limit. The mid names count for online pods too, the
-others for BE pods only. Init containers count while they run (Koordinator: not yet), so that a BE pod is limited from
-its first instruction.
+others for BE pods only.
 
 Source: Koordinator's batchresource hook (shares from the request, quota and memory limit from the limit, both divided
 by the node's CPU normalisation ratio).
@@ -68,6 +67,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> li
     settings: list[Setting] = []
     most = view.capacity_milli
     requested = 0
+    # With the init containers that run (Koordinator: without): a BE pod is limited from its first instruction.
     for container in pod.workload:
         if owns_cpus(pod, container, plan.pools):
             continue
@@ -76,6 +76,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> li
         limits = container.limits
         if (own := _request(pod, container, most)) is not None:
             requested += own.milli
+            # A kubelet that rewrites everything of a container every few seconds rewrites its shares, too.
             if config.weight and view.kubelet.reasserts_s is None:
                 shares = shares_of(own.milli)
                 settings.append(setting_of(pod, container, "cpu.weight", shares, policy=NAME, reason=own.reason))
@@ -101,15 +102,12 @@ class _BatchRequest(NamedTuple):
 
 
 def _request(pod: Pod, container: Container, most: int) -> _BatchRequest | None:
-    """A container's request under the names for colocation, bounded by what pods can have; None: it has none.
-
-    One that only the annotation has is the tenant's claim (`reconciler.policies.base`). Koordinator has no other
-    source, and trusts its webhook. Limits in the annotation apply.
-    """
+    """A container's request under the names for colocation, bounded by what pods can have; None: it has none."""
     requests = container.requests
     if requests.batch_cpu_milli is not None and (requests.mid or pod.pod_class is PodClass.RECLAIMED):
         milli = requests.counted_cpu(most) or 0
         return _BatchRequest(milli, f"batch CPU request of {cpu(requests.batch_cpu_milli)}")
+    # Only the annotation has it: the tenant's claim. Koordinator has no other source, and trusts its webhook.
     if requests.claimed_cpu_milli is not None and pod.pod_class is PodClass.RECLAIMED:
         milli = min(requests.claimed_cpu_milli, most)
         return _BatchRequest(milli, f"batch CPU request of {cpu(milli)} in the annotation only")
@@ -117,17 +115,14 @@ def _request(pod: Pod, container: Container, most: int) -> _BatchRequest | None:
 
 
 def _pod_weight(pod: Pod, requested: int, view: NodeView, plan: NodePlan) -> list[Setting]:
-    """The weight of a pod's directory beside other pods, from the requests of its containers together.
-
-    It follows them only among pods that have some (`reconciler.policies.base.pod_shares`): Koordinator writes 8192
-    shares for a request of 8 CPUs beside an online BestEffort pod's 2.
-    """
+    """The weight of a pod's directory beside other pods, from the requests of its containers together."""
     if pod.uid in plan.starts.raised and weighs_by_request(pod, view):
         return []  # `reclaimed` has it
     if pod.pod_class.online and pod.qos is not QosClass.BESTEFFORT:
         return []  # the kubelet has written one, by the plain request
     if pod.pod_class is PodClass.RECLAIMED:
         requested = pod_asks(pod, view.capacity_milli)
+    # By request only among pods that have one: Koordinator writes 8192 shares for 8 CPUs beside an online pod's 2.
     shares, reason = pod_shares(requested, pod, view), f"sum of batch CPU requests: {cpu(requested)}"
     if not weighs_by_request(pod, view):
         reason = (
@@ -141,13 +136,13 @@ def _pod_weight(pod: Pod, requested: int, view: NodeView, plan: NodePlan) -> lis
 def _for_sandboxed(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> list[Setting]:
     """A pod in gVisor or kata: its processes are in the pod's own group, which the kubelet bounds by plain limits only.
 
-    By the containers of its spec, of which the group itself shows nothing; with the overhead of its RuntimeClass. Where
-    one has no limit, those of the others cannot be kept: the planner refuses them.
+    By the containers of its spec, of which the group itself shows nothing; with the overhead of its RuntimeClass.
     """
     most = view.capacity_milli
     requested = pod_total(pod, lambda item: own.milli if (own := _request(pod, item, most)) is not None else 0) or 0
     settings = _pod_weight(pod, requested, view, plan) if config.weight and requested else []
     quotas = _pod_quota(pod, view, plan.pools) if config.quota else []
+    # Where one has no limit, those of the others cannot be kept: the planner refuses these settings, which reports it.
     limited = [item for item in pod.members if item.limits.batch_cpu_milli is not None]
     if config.quota and not quotas and len(limited) < len(pod.members):
         quotas = [_quota(pod, item, item.limits.batch_cpu_milli or 0, view, plan.pools) for item in limited]
@@ -170,11 +165,11 @@ def _memory(
 ) -> list[Setting]:
     """The limit, and no swap besides it where the kernel accounts swap and no policy bounds swap by class.
 
-    As containerd and the kubelet set a plain limit: memory and swap together are bounded by it. Without that a
-    container moves to swap what is above its limit. On v1 the pair has an order, and a limit above the runtime's
-    memory+swap is possible only with it (`cgroupfs.plan`).
+    As containerd and the kubelet set a plain limit: memory and swap together are bounded by it.
     """
     settings = [setting_of(pod, container, "memory.max", limit, policy=NAME, reason=reason)]
+    # Without it a container moves to swap what is above its limit. On v1 a limit above the runtime's memory+swap is
+    # possible only together with that (`cgroupfs.plan` has the order).
     if unsupported_reason(view, "memory.swap") is None and pod.pod_class.value not in plan.memory.swap_percent:
         swap = swap_value(limit, limit, 1 if view.versions.get("memory") == 1 else 2)
         why = f"{reason}: memory and swap together"
@@ -183,10 +178,7 @@ def _memory(
 
 
 def _pod_quota(pod: Pod, view: NodeView, pools: Pools) -> list[Setting]:
-    """The sum of the containers' quotas as the pod's, in the pod's own period; none where one has no limit.
-
-    Rounded up for each of them: on v1 no child may be above its parent, and a newcomer is let in before it is bounded.
-    """
+    """The sum of the containers' quotas as the pod's, in the pod's own period; none where one has no limit."""
     if pod.qos is not QosClass.BESTEFFORT:
         return []  # the kubelet has written one
     period, value, total = period_us(view, pod.group.path), 0, 0
@@ -198,6 +190,7 @@ def _pod_quota(pod: Pod, view: NodeView, pools: Pools) -> list[Setting]:
         if limit is None or owns_cpus(pod, container, pools):
             return []
         own = period_us(view, container.group.path, container)
+        # Rounded up for each: on v1 no child may be above its parent, and a newcomer is let in before it is bounded.
         value += -(-_quota_us(limit, own, pools) * period // own)
         total += limit
     if not value or (view.versions.get("cpu") == 1 and _above_directory(total, view, pools)):
@@ -217,11 +210,9 @@ def _quota_us(limit: int, period: int, pools: Pools) -> int:
 
 
 def _quota(pod: Pod, container: Container, limit: int, view: NodeView, pools: Pools) -> Setting:
-    """The limit as a quota.
-
-    On v1 a child's may not exceed its parent's. Where the besteffort directory is the tighter one, the container has
-    none of its own: the directory bounds it, and a clamped quota would have to follow the budget at each step.
-    """
+    """The limit as a quota."""
+    # On v1 a child's may not exceed its parent's. The directory bounds it, and a quota clamped to the directory's would
+    # have to follow the budget at each step.
     if view.versions.get("cpu") == 1 and pod.qos is QosClass.BESTEFFORT and _above_directory(limit, view, pools):
         reason = f"batch CPU limit of {cpu(limit)} not written: the quota of the besteffort directory is smaller"
         return setting_of(pod, container, "cpu.quota", None, policy=NAME, reason=reason)

@@ -1,9 +1,8 @@
 """be memory: the memory that BE work may use together follows what the node has left for it.
 
 `step` is the control law; `reconciler.control.sampler` keeps its state and runs it every few seconds. Its bound
-reaches the planner as ``NodeView.reclaimed_memory_bytes`` and becomes the besteffort directory's ``memory.high``
-(cgroup v2) or soft limit (v1), both of which slow BE work down and reclaim from it, and kill no process. A hard limit,
-which does kill inside of the directory, is a second step that has to be enabled separately. Off by default.
+reaches the planner as ``NodeView.reclaimed_memory_bytes`` and becomes a bound of the besteffort directory. Off by
+default.
 
 Source: rubik's fssr (a reserve; a step down at once, small steps up after good rounds), which has the same absolute
 bound for each pod.
@@ -63,13 +62,10 @@ class BeMemoryConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class MemorySample(Struct, frozen=True, kw_only=True):
-    """One sample: bytes that the node has for pods; ``used``: below besteffort.
+    """One sample: bytes that the node has for pods; ``used``: below besteffort. None is "unknown", and raises nothing.
 
     *Available* memory counts page cache that can be dropped; free memory is used up on every machine that has run for a
-    day. A limit that the kubelet has set on kubepods ends before the machine's memory does, and its OOM killer
-    considers pods only: whichever of the two has less left counts.
-
-    None is "unknown", and raises nothing.
+    day. Of the machine's and what is left below kubepods' own limit the smaller counts.
     """
 
     total_bytes: int
@@ -90,11 +86,9 @@ def reserve_bytes(total: int, config: BeMemoryConfig) -> int:
 
 
 def start(previous: int | None, total: int, config: BeMemoryConfig) -> MemoryState:
-    """The state before the first sample: the bound in force remains, else all but the reserve.
-
-    So BE work never gets into the reserve by itself, also over a restart of the agent.
-    """
+    """The state before the first sample: the bound in force remains, else all but the reserve."""
     top = total - reserve_bytes(total, config)
+    # Also over a restart of the agent BE work never gets into the reserve by itself.
     return MemoryState(high_bytes=top if previous is None else min(previous, top))
 
 
@@ -140,16 +134,15 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
 
 
 def parents(view: NodeView, plan: NodePlan, config: BeMemoryConfig) -> list[Setting]:
-    """The bounds on the besteffort directory, where this kernel has them.
-
-    The actuator never lowers a hard limit below what is in use (setting ``memory.lower``).
-    """
+    """The bounds on the besteffort directory, where this kernel has them."""
     bounds = plan.memory
     if bounds.reclaimed_high_bytes is None:
         return []
     reason = "BE memory limit from the memory available on the node"
+    # Either slows BE work down and reclaims from it, and kills no process.
     knob = "memory.high" if view.versions.get("memory") == 2 else "memory.soft"
     wanted = [(knob, bounds.reclaimed_high_bytes)]
+    # This one does kill. The actuator never lowers it below what is in use (setting ``memory.lower``).
     if bounds.reclaimed_max_bytes is not None:
         wanted.append(("memory.max", bounds.reclaimed_max_bytes))
     return [

@@ -2,8 +2,7 @@
 
 The besteffort directory gets the whole budget where all BE pods and no others are in it and the kernel takes that quota
 there; otherwise it is divided between the containers. The division is work-conserving: each taker has a fair part, in
-proportion to its requests, and what it does not use is lent to those that their quota holds back, until it is throttled
-itself. The kernel counts that, so a loan ends with the next sample.
+proportion to its requests, and what it does not use is lent to those that their quota holds back.
 
 Source: weighted max-min fairness (Bertsekas, Gallager: Data Networks, 6.5.2). The kernel does the same by weight below
 one quota, but not between several. The sum never exceeds the budget, as far as the kernel takes quotas that small.
@@ -45,8 +44,7 @@ class _Taker(NamedTuple):
 def split(budget: int, view: NodeView, before: Mapping[str, int] | None = None) -> tuple[dict[str, int], str]:
     """Divide the budget into quotas, by uid or, for the besteffort directory, path. ``before``: the last division.
 
-    A taker without a request counts as one that requests a whole CPU. With more takers than the budget has hundredths
-    of a CPU the sum exceeds it: the kernel takes no smaller quota.
+    A taker without a request counts as one that requests a whole CPU.
     """
     index = index_of(view.pods)
     inside, outside, online = index.inside, index.outside, index.beside
@@ -105,6 +103,7 @@ def _divide(budget: int, takers: Mapping[str, _Taker]) -> dict[str, int]:
     weight = sum(takers[key].weight for key in rest)
     for key in rest:
         parts[key] = parts.get(key, 0) + left * takers[key].weight // weight
+    # The kernel takes no smaller quota: with more takers than hundredths of a CPU the sum exceeds the budget.
     quotas = {key: max(MILLI_MIN, parts.get(key, 0)) for key in sorted(takers)}
     return quotas | _within(budget, {key: part for key, part in quotas.items() if takers[key].weight})
 
@@ -166,7 +165,8 @@ def _takers_in(pod: Pod, view: NodeView) -> dict[str, _Taker]:
 
 
 def _taker(weight: int, use: GroupUse | None, *, limit: int | None = None) -> _Taker:
-    """A group that has never had a period of its quota has not run under it, so it is not throttled."""
+    # A throttled one has its fair part again, so a loan ends with the next sample. Throttled None: it has never had a
+    # period of its quota, so it has not run under it.
     if use is None or use.age_s > _STALE_S or (use.throttled or 0.0) >= _THROTTLED:
         return _Taker(weight, limit, held=True)
     return _Taker(weight, int(use.cpu_milli * _SPARE), held=False)
@@ -209,7 +209,8 @@ def parts_of(pod: Pod, view: NodeView, pools: Pools) -> dict[str, int]:
 
 
 def own_quota(part: int, container: Container, view: NodeView) -> int:
-    """The part as a quota, and never more than the kubelet has set: on v1 that would be above the pod's."""
+    """The part as a quota, and never more than the kubelet has set."""
     value = quota_us(part, period_us(view, container.group.path, container))
     limit = container.spec.quota_us if container.spec is not None else None
+    # On v1 a larger one would be above the pod's.
     return min(value, limit) if limit is not None and limit > 0 else value

@@ -77,27 +77,24 @@ def budget_control(counted: CpuSet, cpu: NodeCpu, outside: CpuSet, config: Budge
     """What BE work could use on ``counted`` without filling them beyond the limit; may be negative.
 
     Only CPUs that BE work may run on count: a pinned pod's idle CPU adds nothing to BE work's capacity, and its busy
-    CPU does not throttle BE work.
-
-    ``outside``: CPUs where BE work does not run; what is busy there is others' use that does not touch ``counted``.
-    It is only credited where each one's idle time is known.
+    CPU does not throttle BE work. ``outside``: CPUs where BE work does not run.
     """
     return idle_milli(counted, cpu, outside) - _CPU * len(counted) * (100 - config.limit_percent) // 100
 
 
 def idle_milli(counted: CpuSet, cpu: NodeCpu, outside: CpuSet) -> int:
     """What online work and the system leave of these CPUs; may be negative. ``outside``: as in `budget_control`."""
+    # Use is measured for the whole machine: what is busy outside does not touch the counted CPUs.
     return _CPU * len(counted) - max(0, cpu.online_milli + cpu.system_milli - _busy_outside(cpu, outside))
 
 
 def arriving_milli(view: NodeView, owns: Callable[[Pod, Container], bool], config: BudgetConfig) -> int:
-    """The CPU requests of online containers that the runtime began to make within ``arrival_s``.
-
-    They are kept free: a container's use is measured a second later, and its start (JIT, caches) is what BE work
-    disturbs most. The runtime makes its directory some 20 ms before its first instruction.
+    """The CPU requests of online containers that the runtime began to make within ``arrival_s``, which are kept free.
 
     ``owns``: whether a container has CPUs of its own, where it meets no BE work.
     """
+    # Its use is measured a second later, and its start (JIT, caches) is what BE work disturbs most. The runtime makes
+    # its directory some 20 ms before its first instruction.
     recent = {cid for cid, at in view.arrived.items() if view.now - at < config.arrival_s}
     if not recent:
         return 0
@@ -182,17 +179,14 @@ def next_budget(
 
 
 def cpu_count(budget: int, held: int, available: int, minimum: int, *, bounded: bool) -> int:
-    """How many CPUs carry a budget.
-
-    ``bounded``: a quota holds BE work to the budget as well, so the last CPU may be used in part; without one the
-    count is rounded down (peers round up, and let BE work exceed the budget by most of a CPU). A CPU is added only
-    once a quarter of it would be used, so that a budget that hovers about a whole number moves nothing.
-    """
+    """How many CPUs carry a budget. ``bounded``: a quota holds BE work to the budget as well."""
 
     def whole(milli: int) -> int:
+        # With a quota the last CPU may be used in part. Peers round up without one, and let BE work exceed the budget.
         return -(-milli // _CPU) if bounded else milli // _CPU
 
     wanted = whole(budget)
+    # A CPU is added only once a quarter of it would be used: a budget that hovers about a whole number moves nothing.
     if 0 < held < wanted:
         wanted = max(held, whole(budget - _CPU // 4))
     return min(max(wanted, minimum, 1), available)
@@ -203,12 +197,10 @@ def _grain(online: CpuSet, config: BudgetConfig) -> int:
 
 
 def _grown(before: int, target: int, age: float, online: CpuSet, config: BudgetConfig) -> int:
-    """A step per interval, not per call: a burst of pod events does not speed it up.
-
-    Whole grains, and two of them before it grows: noise of one grain causes no write.
-    """
+    """The budget after a step up."""
     grain = _grain(online, config)
     elapsed = age if age >= 0 else config.grow_interval_s  # the clock restarted: a reboot
+    # A step per interval, not per call: a burst of pod events does not speed it up. Noise of one grain is no write.
     if elapsed < config.grow_interval_s or target < before + 2 * grain:
         return before
     step = max(grain, _CPU * len(online) * config.grow_percent // 100)

@@ -2,8 +2,7 @@
 
 A burst of B µs lets a group that used less than its quota before use up to B µs more in one period. It raises no
 average: only saved quota is spent. Off by default, as with the peers. Per pod: Katalyst's ``cpu_burst_policy`` and
-``cpu_burst_percent``, Koordinator's ``cpuBurst``, rubik's ``quota-burst-time`` (microseconds in each period). A pod
-that requests bursts gets them also where the node's policy is off.
+``cpu_burst_percent``, Koordinator's ``cpuBurst``, rubik's ``quota-burst-time`` (microseconds in each period).
 
 Source: Katalyst (quota x percent / 100, closed for reclaimed pods), Koordinator's cpuBurstOnly and auto, rubik's
 quotaBurst; kernel documentation sched-bwc.

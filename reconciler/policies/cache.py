@@ -4,9 +4,7 @@ BE work fills a shared cache with lines that are not read twice, and the memory 
 CPU set keeps that from online pods. So BE gets a part of the ways, and less than all of the bandwidth, statically or
 stepped down while online pods are slowed and slowly back up.
 
-The groups are few (8 to 16 on most machines, half with ``cdp``), so a class is one group, online classes that have
-everything remain in the default one, and a pod that wants a share of its own gets a group while there are any. It has
-no control file: `cacheplan` computes the groups, `reconciler.actuators.resctrl.actuator` makes them.
+It has no control file: `cacheplan` computes the groups, `reconciler.actuators.resctrl.actuator` makes them.
 
 Source: Koordinator's resctrl-qos and its pod annotation, rubik's dynCache, kernel documentation filesystems/resctrl.
 """

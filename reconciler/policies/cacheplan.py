@@ -73,8 +73,7 @@ def begin(levels: ShareLevels) -> LevelState:
 def step(state: LevelState, contention: Contention, now: float, law: LevelControl, levels: ShareLevels) -> LevelState:
     """The next state: small at once, and slowly larger. AIMD with a dead band.
 
-    The answer remains within the levels low and high, also when these have changed. Misses count per 1000 instructions:
-    rubik's, in percent of references, are unreliable with few references.
+    The answer remains within the levels low and high, also when these have changed.
     """
     cache, memory = state.level.cache_percent, state.level.mba_percent
     bandwidth = contention.bandwidth if contention.age_s <= law.stale_s else None
@@ -83,6 +82,7 @@ def step(state: LevelState, contention: Contention, now: float, law: LevelContro
     # last changed does not show the effect of that change: it neither lowers nor raises them again, but while it is
     # high it keeps BE from growing.
     fresh = {uid for uid, sample in misses.items() if state.moved_at is None or now - sample.age_s > state.moved_at}
+    # Per 1000 instructions: rubik's misses, in percent of references, are unreliable with few references.
     missing = {
         uid: sample.value for uid, sample in misses.items() if uid in fresh and sample.value > law.miss_high_per_1000
     }
@@ -130,14 +130,11 @@ def step(state: LevelState, contention: Contention, now: float, law: LevelContro
 def _obstacle(
     contention: Contention, bandwidth: Mapping[int, float] | None, misses: Mapping[str, Sample], law: LevelControl
 ) -> str:
-    """Why it is not calm; empty: it is. Either all bandwidths must be known, or the misses of all online pods.
-
-    rubik treats a missing miss count as calm.
-    """
+    """Why it is not calm; empty: it is. Either all bandwidths must be known, or the misses of all online pods."""
     if contention.online == 0:
         return ""
     every_domain = bool(bandwidth) and not contention.blind
-    if not every_domain and len(misses) < contention.online:
+    if not every_domain and len(misses) < contention.online:  # rubik takes a missing count for calm
         return "bandwidth or cache misses not fully known: no increase"
     calm = all(sample.value < law.miss_low_per_1000 for sample in misses.values()) and all(
         used < law.bandwidth_low_percent for used in (bandwidth or {}).values()
@@ -292,9 +289,9 @@ def plan_cache(
 ) -> CachePlan:
     """The groups and their members.
 
-    Control groups are few, so they are assigned in this order: one per class that has pods and differs from the default
-    group, one per level that some BE pod requests, and then one per *request* of single pods; pods with the same
-    request share a group and lose nothing. When no group is left, pods share by class, and the plan names them.
+    Control groups are few (8 to 16 on most machines, half with ``cdp``), so they are assigned in this order: one per
+    class that has pods and differs from the default group, one per level that some BE pod requests, and then one per
+    *request* of single pods. When no group is left, pods share by class, and the plan names them.
 
     ``level``: BE's size in mode dynamic and for pods that request it. ``foreign``: control groups of others.
     ``existing``: bypassd's groups that exist: their members keep them.
@@ -402,11 +399,7 @@ class _CachePlanner:
         return self._values(*self._class(pod_class))
 
     def own(self, pod: Pod, share: PodCacheShare) -> CacheGroup | None:
-        """The group that a pod requests; None for its class' group.
-
-        A BE pod's share is cut to what BE as a whole has: Koordinator lets a BE pod take any range by annotation, rubik
-        any level, and with it the cache of the pods that the policy is to protect. An online pod's range is not cut.
-        """
+        """The group that a pod requests; None for its class' group."""
         if share.level is CacheLevelName.MAX:
             return None
         if share.level is not None:
@@ -422,6 +415,8 @@ class _CachePlanner:
             for domain, own_percent in share.percents.items():
                 if domain in part.domains:
                     values[part.name][domain] = bandwidth(part, own_percent, self._full(part))
+        # Cut to what BE as a whole has: in Koordinator a BE pod takes any range by annotation, in rubik any level, and
+        # with it the cache of the pods that the policy is to protect. An online pod's share is not cut.
         if pod.pod_class is PodClass.RECLAIMED:
             top = self._values(masks, percent)
             for part in self._bandwidths:

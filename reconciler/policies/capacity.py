@@ -4,7 +4,7 @@ BE work that can plan (a Spark executor, a build farm) reads it to size its next
 pod requests the file with the annotation ``bypassd/capacity: volume:NAME``; NAME is an emptyDir volume of it. Off by
 default. The actuator of this name (`reconciler.actuators.files.capacity`) writes the files and removes them.
 
-The file names no other pod: its reader is a tenant. Its numbers are no promise.
+Its numbers are no promise.
 """
 
 from collections.abc import Mapping
@@ -40,6 +40,7 @@ _NOISE: Final = 20
 _STALE_S: Final = 3.0
 _CPU: Final = 1000
 _STATES: Final = {Response.SQUEEZE: CapacityState.SQUEEZED, Response.FREEZE: CapacityState.FROZEN}
+# It names no other pod: the file's reader is a tenant.
 _CAUSE: Final = "an online pod suffers from interference"
 
 
@@ -88,8 +89,6 @@ def _volumes(pods: Mapping[str, Pod]) -> list[tuple[Pod, str]]:
 def given_milli(view: NodeView, pools: Pools, before: CapacityPlan | None) -> int:
     """What all BE pods have together now: the budget, of the harm law's ceiling what online work leaves.
 
-    That ceiling is up to all CPUs, also while online pods and the system use some of them.
-
     While CPU use is unknown it is not more than before, and without a former value the law's minimum.
     """
     budget, terms, cpu = pools.budget_milli, pools.harm, view.cpu
@@ -97,6 +96,7 @@ def given_milli(view: NodeView, pools: Pools, before: CapacityPlan | None) -> in
         return budget
     if cpu is None or cpu.age_s is None or cpu.age_s > _STALE_S:
         return min(budget, before.given_milli if before is not None else terms.floor_milli)
+    # The law's ceiling is up to all CPUs, also while online pods and the system use some of them.
     room = max(0, idle_milli(terms.cpus, cpu, view.topology.online - terms.cpus))
     noise = _CPU * len(terms.cpus) // _NOISE
     if before is not None and abs(room - before.given_milli) <= noise:
@@ -117,11 +117,7 @@ def add_low(
 
 
 def likely(amount: int, budget: int, low: int) -> int:
-    """The likely minimum of an amount that follows ``budget``, of which ``low`` was the least in the window.
-
-    It is for the next minute: what has happened lately is likely to happen again, and the division between the pods
-    remains.
-    """
+    """The likely minimum in the next minute of an amount that follows ``budget``; ``low``: the least of the window."""
     return amount * min(low, budget) // budget if budget > 0 else 0
 
 

@@ -56,22 +56,18 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: DedicatedConfig) -
     """The CPU set of a pod in gVisor or kata all of whose containers own CPUs by the kubelet.
 
     The kubelet gives them to groups without a process, and the runtime does not write the pod's; so the claim would be
-    kept for an empty group. A pod with a container that owns none may run on all shared CPUs, and remains as it is.
+    kept for an empty group.
     """
     pools, members = plan.pools, pod.members if pod.sandbox is not None else []
     keys = [f"{pod.uid}/{item.name or item.id}" for item in members if item.kind is not ContainerKind.INIT]
     if not keys or any(key not in pools.dedicated or key in pools.placed for key in keys):
-        return []
+        return []  # a pod with a container that owns none may run on all shared CPUs
     cpus = CpuSet.union(cpus for key, cpus in pools.dedicated.items() if key.startswith(f"{pod.uid}/"))
     return whole_pod(pod, "cpu.set", cpus, policy=NAME, reason="the kubelet's exclusive CPUs of its containers")
 
 
 def _inferred(view: NodeView, online: CpuSet) -> dict[str, CpuSet]:
-    """Guaranteed containers on a CPU set of their own, by ``uid/container`` (the id where the name is unknown).
-
-    The kubelet gives exclusive CPUs to whole-CPU requests only and turns a request into shares at 1024 a CPU, so the
-    runtime's spec shows both: as many CPUs as shares, and on no other container's list.
-    """
+    """Guaranteed containers on a CPU set of their own, by ``uid/container`` (the id where the name is unknown)."""
     seen: list[tuple[str, CpuSet]] = []
     times: Counter[int] = Counter()
     for uid in sorted(view.pods):
@@ -85,7 +81,8 @@ def _inferred(view: NodeView, online: CpuSet) -> dict[str, CpuSet]:
             except ValueError:
                 continue  # the reader of the spec reports it; nothing follows from it
             times.update(cpus)
-            # All CPUs of the node are the default set of a kubelet without exclusive CPUs.
+            # The kubelet gives exclusive CPUs to whole-CPU requests only, and a request is 1024 shares a CPU. All CPUs
+            # of the node are the default set of a kubelet without exclusive CPUs.
             if pod.qos is QosClass.GUARANTEED and spec.shares == _SHARES_PER_CPU * len(cpus) and not online <= cpus:
                 seen.append((f"{uid}/{container.name or container.id}", cpus))
     return {key: cpus for key, cpus in seen if all(times[cpu] == 1 for cpu in cpus)}

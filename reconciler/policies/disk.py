@@ -41,6 +41,7 @@ NAME: Final = "disk"
 _LEAST: Final = {"rbps": LEAST_BPS, "wbps": LEAST_BPS, "riops": LEAST_IOPS, "wiops": LEAST_IOPS}
 _MOST: Final = {"riops": MAX_IOPS, "wiops": MAX_IOPS}
 _BY_MARK: Final = ", and its own by annotation"
+# CFQ's (v1, up to Linux 4.20) or iocost's (v2), and BFQ's. `_supported` leaves out what this kernel does not have.
 _WEIGHTS: Final = {1: ("blkio.weight", "blkio.bfq_weight"), 2: ("io.weight", "io.bfq_weight")}
 
 
@@ -96,17 +97,14 @@ class DiskRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def by_device(rules: Iterable[DiskRule], disks: Mapping[str, Disk]) -> tuple[dict[str, DiskRule], list[str]]:
-    """The requests for each existing disk, by its number; and conflicts between two names of one disk.
-
-    A directory and the disk below it are often both named. Of two limits, and of two latency targets, the smaller one
-    counts; of two cost lines, which cannot be compared, the first.
-    """
+    """The requests for each existing disk, by its number; and conflicts between two names of one disk."""
     disk_rules: dict[str, DiskRule] = {}
     texts: list[str] = []
     for rule in rules:
         disk = disks.get(rule.name)
         if disk is None:
             continue
+        # A directory and the disk below it are often both named.
         first = disk_rules.get(disk.device)
         disk_rules[disk.device] = rule if first is None else _merged(first, rule, disk, texts)
     return disk_rules, texts
@@ -119,6 +117,7 @@ def _merged(first: DiskRule, second: DiskRule, disk: Disk, texts: list[str]) -> 
         item, other = getattr(first, name), getattr(second, name)
         if other is None or other == item:
             continue
+        # Of two cost lines, which cannot be compared, the first.
         changes[name] = other if item is None else min(item, other) if name in _NUMBERS else item
         if item is not None:
             which = "the smaller" if name in _NUMBERS else "the first"

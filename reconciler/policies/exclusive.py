@@ -109,6 +109,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
         policy=config.topology_policy,
         wishes={uid: pod.wish for uid, pod in view.pods.items()},
         affinity=view.kubelet.affinity,
+        # Not in the first pass: running containers already have their memory, and would be counted twice.
         memory=_memory(view) if previous is not None else None,
         interrupts=view.irq_cpus,
         remembered=gone,
@@ -171,8 +172,7 @@ def whole_cpus(container: Container) -> int:
 def _held(previous: Pools | None) -> dict[str, CpuSet]:
     """Previous assignments: first of removed containers, then of those that existed in the last pass.
 
-    They are kept over a container's restart (its pod still exists), the agent's (the pools are in the store) and the
-    node's (CPUs of removed pods are assigned again if they are free).
+    They are kept over restarts of a container, of the agent (the pools are in the store) and of the node.
     """
     if previous is None:
         return {}
@@ -182,16 +182,7 @@ def _held(previous: Pools | None) -> dict[str, CpuSet]:
 def _of_pod(
     pod: Pod, held: Mapping[str, CpuSet], placed: tuple[str, ...], config: ExclusiveConfig
 ) -> Iterator[CpuDemand]:
-    """The demands of one pod; a container between two runs, and a pod without metadata, keeps what it had.
-
-    Read off the containers that exist now, so that an init container's end frees nothing that its pod's app containers
-    run on (kubernetes 105114), and nothing leaks.
-
-    A new container takes over from a container of its pod that does not exist now: without the kubelet's list (the
-    runtime does not report it) an init container is indistinguishable from any other, and would keep its CPUs for as
-    long as the pod exists. If that container was only between two runs, it gets its old CPUs as far as they are free
-    then.
-    """
+    """The demands of one pod; a container between two runs, and a pod without metadata, keeps what it had."""
     prefix = f"{pod.uid}/"
     init_key = prefix + INIT_KEY
     before = {key: held[key] for key in placed}
@@ -200,6 +191,8 @@ def _of_pod(
             for key, cpus in before.items():
                 yield _demand(pod, key, len(cpus), cpus, config)
         return
+    # Read off the containers that exist now: an init container's end frees nothing that its pod's app containers run on
+    # (kubernetes 105114), and nothing leaks.
     apps = {
         f"{prefix}{container.name or container.id}": whole_cpus(container)
         for container in pod.members
@@ -207,6 +200,9 @@ def _of_pod(
     }
     counts = {key: count for key, count in apps.items() if count}
     absent = {key: len(cpus) for key, cpus in before.items() if key != init_key and key not in apps}
+    # A new container takes over from an absent one of its pod. Without the kubelet's list an init container looks like
+    # any other, and would keep its CPUs for as long as the pod exists. One that was only between two runs gets its old
+    # CPUs as far as they are free then.
     heirs = dict(zip(_largest_first(counts, held), _largest_first(absent), strict=False))
     counts |= {key: count for key, count in absent.items() if key not in heirs.values()}
     if counts:
@@ -249,10 +245,7 @@ def _largest_first(counts: Mapping[str, int], but: Collection[str] = ()) -> list
 
 
 def _memory(view: NodeView) -> "NumaFreeMemory | None":
-    """The nodes' memory as read, and the containers' requests; None where it decides nothing.
-
-    None in the first pass: running containers already have their memory, and would be counted twice.
-    """
+    """The nodes' memory as read, and the containers' requests; None where it decides nothing."""
     known = view.numa_memory
     if known is None or known.age_s is None or known.age_s > _FRESH_S:
         return None
@@ -310,6 +303,7 @@ def _remembered(held: Mapping[str, CpuSet], now: Mapping[str, CpuSet], config: E
         for key, cpus in held.items()
         if key not in now and not key.endswith(f"/{INIT_KEY}") and not cpus <= owned
     ]
+    # gone[-0:] would be all of them.
     return dict(gone[-config.remember :]) if config.remember else {}
 
 

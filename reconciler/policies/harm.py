@@ -119,8 +119,6 @@ class HarmSample(Struct, frozen=True, kw_only=True):
 class Comparison(Struct, frozen=True, kw_only=True):
     """When BE work is next at its minimum to learn what online pods wait without it (`reconciler.policies.waiting`).
 
-    So waiting that BE work does not cause never holds it down for ever.
-
     ``until``: it is now; ``before``: the ceiling to which it returns. ``cuts``: since ``since``, the first one's time.
     ``pause``: the multiple of ``compare_after_s``; ``ended_at``: of the last one.
     """
@@ -182,14 +180,12 @@ def unknown(state: HarmState, since: float) -> HarmState:
 
 
 def _missed(state: HarmState, last: float, now: float) -> HarmState:
-    """A sample is missing: its time counts neither as calm nor as harm, as if the clock had stopped for so long.
-
-    So one missing sample does not end a calm while, which would never be long enough where some are missing for ever,
-    nor does it separate two harmful samples. After `_GAP_S` without any, everything recent is forgotten.
-    """
+    """A sample is missing: its time counts neither as calm nor as harm, as if the clock had stopped for so long."""
     since = state.unknown_since if state.unknown_since is not None else now
     if not 0.0 <= now - since <= _GAP_S:
         return unknown(state, since)
+    # Where some samples are always missing a calm while would else never be long enough; nor does one that is missing
+    # separate two harmful ones.
     skipped = min(max(0.0, now - last), _GAP_S)
     return replace(
         state,
@@ -323,7 +319,8 @@ def _stuck(state: HarmState, low: int, top: int, now: float, config: HarmConfig)
 
 
 def _compare(comparison: Comparison, now: float, ceiling: int, config: HarmConfig) -> Comparison:
-    """Begin. One soon after the last: that has changed nothing."""
+    """Begin a comparison at this moment."""
+    # Soon after the last one: that has changed nothing.
     useless = now - comparison.ended_at < 3 * config.compare_after_s * comparison.pause
     pause = min(_MOST_PAUSE, 2 * comparison.pause) if useless else 1
     # It begins in a burst, and may have ended before the next one.

@@ -4,8 +4,7 @@
 as ``NodeView.reclaimed_ceiling_milli`` and lowers the budget before the reclaimed policy spends it.
 
 Source: PerfIso's blind isolation (fewer than B idle cores: take cores from the secondary at once; more: give one back).
-Differences: it counts in thousandths of a CPU, so that it works on small machines and with a quota; growing waits for a
-calm while.
+Here it counts in thousandths of a CPU, for small machines and quotas; growing waits for a calm while.
 """
 
 from typing import Annotated, ClassVar

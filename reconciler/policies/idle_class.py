@@ -1,11 +1,9 @@
 """idle class: BE pods run only when no other task wants the CPU.
 
 Two sides, each its own choice. ``group``: the pod's directory (``cpu.idle``, Linux 5.15); inside the pod the containers
-keep their weights among each other. A group in the idle class has the minimum weight, and any other task that wakes up
-preempts it at once: a weight of 2 by itself lets BE work finish its time slice first. ``threads``: every thread of the
-pod's containers (SCHED_IDLE, any kernel), from before the first instruction of its program;
-`reconciler.actuators.processes.idle_threads` sets it and records the originals. What each does on which kernel:
-docs/cpu.md. Opt-in: BE pods may starve for as long as online work fills their CPUs.
+keep their weights among each other. ``threads``: every thread of the pod's containers (SCHED_IDLE, any kernel), from
+before the first instruction of its program; `reconciler.actuators.processes.idle_threads` sets it and records the
+originals. What each does on which kernel: docs/cpu.md. Opt-in: BE pods may starve while online work fills their CPUs.
 """
 
 from collections.abc import Mapping
@@ -50,14 +48,11 @@ class IdleClassConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def announce(view: NodeView, pools: Pools, previous: Pools | None, config: IdleClassConfig) -> Pools:
-    """Whether the least weight is to do it, for the budget's law.
-
-    From Linux 6.6 on the kernel balances a CPU whose tasks are all in the idle class as often as an idle one, so BE
-    threads change CPUs several times as often, and a group that comes to a CPU may run until the next tick, before a
-    server that was interrupted there (measured on 6.18: docs/protection.md). A BE pod in besteffort needs no idle
-    class, as the directory's least weight puts it after every online pod outside; so on those kernels only a BE pod
-    with online pods beside it gets one (``always``: all).
-    """
+    """Whether besteffort's least weight replaces the idle class, for the budget's law."""
+    # From Linux 6.6 on the kernel balances a CPU whose tasks are all in the idle class as often as an idle one: BE
+    # threads change CPUs several times as often, and a group that comes to a CPU may run until the next tick, before a
+    # server that was interrupted there (measured on 6.18: docs/protection.md). So there only a BE pod with online pods
+    # beside it gets the class: the directory's least weight puts the others after every online pod outside.
     return replace(
         pools, weight_yields=config.group and not config.always and not config.dry_run and view.scheduler.eevdf
     )
@@ -96,21 +91,20 @@ def _thread_settings(pod: Pod) -> Mapping[str, Setting]:
 
 
 def _uses_threads(view: NodeView, config: IdleClassConfig) -> bool:
-    """Whether threads have the class: not beside idle groups where the kernel heeds it within groups only.
-
-    There (from Linux 6.6 on) both together do harm: a CPU that runs nothing but such threads is chosen for an online
-    task that wakes up, and is not given up (measured on 6.18: docs/cpu.md).
-    """
+    """Whether threads have the class: not beside idle groups where the kernel heeds it within groups only."""
     groups = config.group and unsupported_reason(view, KNOB) is None
+    # From Linux 6.6 on both together do harm: a CPU that runs nothing but such threads is chosen for an online task
+    # that wakes up, and is not given up (measured on 6.18: docs/cpu.md).
     return config.threads and (view.scheduler.threads_yield or not groups)
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: IdleClassConfig) -> list[Setting]:
-    """The group side. The kernel drops the pod's weight meanwhile; a setting of it is written at the end of that."""
+    """The ``group`` side. The pod's weight, which the kernel drops meanwhile, is written when the class ends."""
     if not config.group or unsupported_reason(view, KNOB) is not None or not _is_idle(pod, plan.pools):
         return []
     if weight_suffices(pod, view, plan.pools):
         return []
+    # A weight of 2 by itself lets BE work finish its time slice when another task wakes up; the idle class does not.
     # Only the pod's own directory: while cpu.idle is 1 writing shares fails (EINVAL), and the kubelet writes those of
     # the QoS directories every minute (with Koordinator's, there, it cannot restart: 2732, 2986), the runtime those of
     # its containers. A kubelet that resizes pods in place writes a pod's own, too: `refusals.idle_resized`.

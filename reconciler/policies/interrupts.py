@@ -33,17 +33,15 @@ class InterruptsConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: InterruptsConfig) -> NodePlan:
-    """Which CPUs to keep interrupts off, and where they may go instead.
-
-    The actuator confines each interrupt that may be delivered on an owned CPU to its other CPUs; one that may be
-    delivered on owned CPUs only, to the CPUs of the same NUMA nodes that no pod owns, else to any of them.
-    """
+    """Which CPUs to keep interrupts off, and where they may go instead."""
     owned = CpuSet.union(plan.pools.dedicated.values())
     free = view.topology.online - owned
     if not owned or not free:
         text = "no pod owns CPUs" if not owned else "pods own all CPUs: interrupts stay"
         part = InterruptPlan(dry_run=config.dry_run)
     else:
+        # The actuator confines an interrupt to its CPUs that are not owned; one that has none, to the CPUs of the same
+        # NUMA nodes that no pod owns, else to any such.
         text = f"off {plural(len(owned), 'owned CPU')}: {owned}"
         part = InterruptPlan(avoid=owned, free=free, dry_run=config.dry_run)
     return replace(plan, interrupts=part, reasons={**plan.reasons, NAME: text})

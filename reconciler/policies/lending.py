@@ -38,16 +38,13 @@ class QuotaBorrower(Struct, frozen=True, kw_only=True):
 
 
 def borrowers(pod: Pod, pools: Pools) -> tuple[QuotaBorrower, ...]:
-    """The containers of an online pod that have a quota; none of any other pod. Pure.
-
-    A container that owns CPUs needs no loan, one that is still being created has no quota yet. One container with an
-    unknown quota bars its whole pod: on v1 the pod's quota could not be raised for the others (a later start of the
-    unknown one might then fail), and no container may be above its pod.
-    """
+    """The containers of an online pod that have a quota; none of any other pod. Pure."""
     if pod.pod_class is not PodClass.SHARED:
         return ()
     quota_borrowers: list[QuotaBorrower] = []
     for container in pod.workload:
+        # An unknown quota bars the whole pod: on v1 no container may be above its pod, and the pod's quota could not be
+        # raised for the others (a later start of this one might fail).
         if container.spec is None:
             return ()
         quota = quota_of(pod, container, pools)
@@ -74,11 +71,12 @@ def ceiling_us(limit_us: int, period: int, percent: int, cpus: int) -> int:
 
 
 def pod_quota_us(own_us: int, period: int, loans: Sequence[tuple[QuotaBorrower, int]]) -> int:
-    """A pod directory's quota with its containers' loans on top; rounded up, so that no child is above it.
+    """A pod directory's quota with its containers' loans on top. ``own_us``: without bypassd.
 
-    ``own_us``: what it is without us. Source: Koordinator's cfsQuotaBurst moves the pod by the containers' delta, so
-    that what a pod has besides (overhead, a container without loan) remains as it is.
+    Source: Koordinator's cfsQuotaBurst moves the pod by the containers' delta, so that what a pod has besides
+    (overhead, a container without loan) remains.
     """
+    # Rounded up for each: no child is above it.
     return own_us + sum(-(-(lent - borrower.limit_us) * period // borrower.period_us) for borrower, lent in loans)
 
 
@@ -92,11 +90,7 @@ def rationed(wants: Mapping[str, float], room: float) -> dict[str, float]:
 
 
 def wanted(pod: Pod, view: NodeView, pools: Pools, *, policy: str, percent: int) -> list[Setting]:
-    """The loans of one pod as settings: each container's quota, and the pod directory's where that has one. Pure.
-
-    The limit is read again: after a resize a loan made on the old limit is cut to the new one's ceiling, and dropped
-    when it is below the new limit.
-    """
+    """The loans of one pod as settings: each container's quota, and the pod directory's where that has one. Pure."""
     if not view.lent_us or view.kubelet.reasserts_s is not None:
         return []  # such a kubelet takes every loan back within seconds
     settings: list[Setting] = []
@@ -105,6 +99,7 @@ def wanted(pod: Pod, view: NodeView, pools: Pools, *, policy: str, percent: int)
         # With another period than the runtime's a quota would mean something else than the law has computed.
         if view.actual.get((borrower.path, "cpu.period"), borrower.period_us) != borrower.period_us:
             continue
+        # After a resize a loan made on the old limit is cut to the new ceiling, and dropped below the new limit.
         value = min(lent, ceiling_us(borrower.limit_us, borrower.period_us, percent, len(view.cpus)))
         if value > borrower.limit_us:
             above = cpu((value - borrower.limit_us) * CPU_MILLI // borrower.period_us)

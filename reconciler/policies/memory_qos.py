@@ -1,9 +1,8 @@
 """memory qos: a pod's memory request is protected from reclaim, and its use beyond that is throttled before its limit.
 
 Per class, in percent: ``memory.min`` and ``memory.low`` of the request, and ``memory.high`` between request and limit.
-On cgroup v1, which has none of the three, the soft limit replaces ``memory.high``: it acts only where the whole node is
-short of memory. Off by default. Per pod: Koordinator's ``memoryQOS`` annotation; its policy ``auto`` applies also where
-the node's policy is off, as with koordlet. Swap, too, is bounded by class (`swap_of`).
+Off by default. Per pod: Koordinator's ``memoryQOS`` annotation; its policy ``auto`` applies also where the node's
+policy is off, as with koordlet. Swap, too, is bounded by class (`swap_of`).
 
 Source: Koordinator's cgreconcile (minLimitPercent, lowLimitPercent, throttlingPercent), which follows the kubelet's
 MemoryQoS (KEP-2570); swap: KEP-2400 (a share of the node's swap by request, and none for Guaranteed pods), Katalyst's
@@ -171,12 +170,12 @@ def swap_of(limit: int | None, percent: int, view: NodeView) -> int | None:
     """The ``memory.swap`` value of this kernel in bytes; None: not known (v1 without a limit, node unknown).
 
     Besides its memory limit a container may have a share of that limit in swap; a runtime gives a container with a
-    limit none. On v2 that is ``memory.swap.max``, on v1 memory and swap together: the sum bounds what a container can
-    have, but under a shortage of the node its pages may go to swap all the same.
+    limit none.
     """
     total = view.node_memory.total_bytes if view.node_memory is not None else None
     # A pod may name any limit; above the node's memory it is none, and its swap would have no bound either.
     base = total if limit is None else limit if total is None else min(limit, total)
+    # v1 bounds memory and swap together: under a shortage of the node pages may go to swap all the same.
     if view.versions.get("memory") == 1:
         return None if limit is None or base is None else _whole_pages(limit + base * percent // 100)
     if percent == 0:
@@ -240,11 +239,7 @@ def of_pod(pod: Pod, view: NodeView, config: MemoryQosConfig) -> list[tuple[Cont
 
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: MemoryQosConfig) -> NodePlan:
-    """The sums that the directories above the pods must hold, and why there are none.
-
-    Protections count only as far as every directory above has them too (cgroup-v2, "effective"); those of Koordinator's
-    pods outside its sums are cut silently.
-    """
+    """The sums that the directories above the pods must hold, and why there are none."""
     swap = _swap_percents(view, config)
     if not config.dry_run:  # else `batch` has the bound that is in force
         plan = replace(plan, memory=replace(plan.memory, swap_percent=swap))
@@ -253,6 +248,8 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     if missing is not None or not config.directories:
         text = f"soft limits only: {missing}" if missing is not None else "no protection on the QoS directories"
         return replace(plan, reasons={**plan.reasons, NAME: text + unbounded})
+    # Protections count only as far as every directory above has them too (cgroup-v2, "effective"); those of
+    # Koordinator's pods outside its sums are cut silently.
     sums: dict[str, MemoryProtection] = {}
     for pod in view.pods.values():
         protection = _sum(amount for _, amount in of_pod(pod, view, config))
@@ -309,6 +306,7 @@ def _for_sandboxed(pod: Pod, view: NodeView, config: MemoryQosConfig, amounts_of
 
 
 def _settings_of(pod: Pod, container: Container | None, amount: MemoryAmounts, view: NodeView) -> Iterator[Setting]:
+    # v1 has none of the three. Its soft limit acts only where the whole node is short of memory.
     v2 = view.versions.get("memory") == 2
     wanted = (
         ("memory.min", amount.min_bytes or None, "share of the request that is never reclaimed"),

@@ -1,8 +1,8 @@
 """memory reclaim: takes unneeded memory from BE containers, and their page cache when the node is short.
 
 Nothing permanent is written into control files: `reconciler.actuators.memory_reclaim.actuator` makes the kernel reclaim
-a bounded amount at a time, by the two laws here, `probe` and `relieve`. Off by default: the pages that are needed again
-are read again, and on cgroup v1 all page cache of a container is dropped at once.
+a bounded amount at a time, by the two laws here, `probe` and `relieve`. Off by default: pages that are needed again are
+read again.
 
 Units: bytes, percent of wall time. Source: senpai (senpai.py, and the plug-in of oomd); Meta's TMO paper (ASPLOS 2022);
 Katalyst's cache reaper (largest cache first).
@@ -90,15 +90,12 @@ def probe(
 
 
 def missing_bytes(nodes: Mapping[int, ZoneNode], short: Mapping[int, MemoryShortage]) -> dict[int, int]:
-    """By NUMA node that is hard pressed: what it lacks to be at rest. Missing data does not count as a shortage.
-
-    A node is short when its *free* memory is near the kernel's own marks: available memory would count the page cache
-    that is to be dropped.
-    """
+    """By NUMA node that is hard pressed: what it lacks to be at rest. Missing data does not count as a shortage."""
     numbers: dict[int, int] = {}
     for number in sorted(nodes):
         if short.get(number) is MemoryShortage.HARD:
             node = nodes[number]
+            # Of *free* memory: available memory would count the page cache that is to be dropped.
             numbers[number] = max(_LEAST, node.rest_bytes - node.free_bytes)
     return numbers
 
@@ -113,11 +110,8 @@ def relieve(
 ) -> ReclaimAction | None:
     """The container whose page cache is dropped when a node is short: the largest cache there; one per round.
 
-    That is before the kernel makes online work do its own reclaiming, and before a process is killed. Cache on other
-    nodes does not count: to drop it does not help.
-
-    No container is left with less than ``leave_bytes``. On v1 all of its cache is dropped (``force_empty``), its
-    program text with it: only that of containers that use more than their request.
+    That is before the kernel makes online work do its own reclaiming, and before a process is killed. No container is
+    left with less than ``leave_bytes``.
     """
     if not missing:
         return None
@@ -126,6 +120,7 @@ def relieve(
     def spare(group_memory: GroupMemory) -> int:
         """What it may give; on v1 all of its cache or nothing."""
         over = group_memory.used_bytes - wish.leave_bytes
+        # Cache on other nodes does not help. On v1 force_empty drops all of it.
         return min(group_memory.cache_on(missing), over) if version == 2 or group_memory.droppable_bytes <= over else 0
 
     fit = [
@@ -134,6 +129,7 @@ def relieve(
         if group_memory.cache_on(missing) >= max(_LEAST, wish.least_bytes)
         and spare(group_memory) >= _LEAST
         and ((last := tried.get(group_memory.path)) is None or group_memory.at_s >= last.relieved_until)
+        # On v1 program text is dropped as well: only of containers above their request.
         and (version == 2 or group_memory.used_bytes > group_memory.asked_bytes)
     ]
     if not fit:

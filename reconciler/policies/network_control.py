@@ -1,8 +1,8 @@
 """The waterline law: how much of a link BE may use now, from what online work uses. Pure; bytes a second.
 
 BE may use what online work leaves below the waterline, between its floor and its ceiling. Down at once, up by a tenth
-of the way between floor and ceiling a step, so that a burst of online traffic has room. An unknown reading (the first
-one, counters that went backwards, an interface that could not be read) never raises the ceiling.
+of the way between floor and ceiling a step. An unknown reading (the first one, counters that went backwards, an
+interface that could not be read) never raises the ceiling.
 
 Source: rubik's and volcano's network QoS, which have two states, low above the waterline and high below it; the link
 minus online's use is Heracles'. Differences: the ceiling does not jump in between, so that BE does not swing between
@@ -15,7 +15,7 @@ from typing import Final
 from state.network import ByteCounters, LinkLimits, Throughput
 
 _STEPS: Final = 10
-"""From the floor to the ceiling."""
+"""From the floor to the ceiling: a burst of online traffic has room meanwhile."""
 _PARTS: Final = 20
 """Of the ceiling, for `split`: a small change of the use changes no limit, which would be a system call."""
 _LEAST: Final = 2
@@ -37,16 +37,14 @@ def limits_of(link_mbit: int, floor_percent: float, ceiling_percent: float, wate
 
 
 def use(before: ByteCounters | None, now: ByteCounters) -> Throughput | None:
-    """Use between two readings; None when unknown.
-
-    Pods' packets are counted before their route is known. What remains on the node or leaves by another interface makes
-    online use smaller by exactly what it makes BE's use bigger: their sum, which the law bounds, is right.
-    """
+    """Use between two readings; None when unknown."""
     if before is None or now.at <= before.at:
         return None
     grown = (now.online - before.online, now.be - before.be, now.pods - before.pods)
     if min(grown) < 0:
         return None
+    # Pods' packets are counted before their route is known. What remains on the node or leaves by another interface
+    # makes online use smaller by exactly what it makes BE's use bigger: their sum, which the law bounds, is right.
     all_others, be, pods = (count / (now.at - before.at) for count in grown)
     return Throughput(online=max(0, int(all_others - pods)), be=int(be), pods=int(pods))
 

@@ -56,20 +56,20 @@ def score_of(pod: Pod, container: Container, config: OomScoreConfig) -> int | No
     """What the container's processes are to have; None: they are not managed.
 
     Within the band Katalyst's ``oom_priority`` decides, -100 (killed first) to -1, or Koordinator's ``oom-score-adj``,
-    unchanged. Numbers out of the band are clamped: no BE pod puts itself behind online ones. An online pod's is between
-    what the kubelet gives a Guaranteed pod and the band; below are the node's own daemons.
+    unchanged.
     """
     requested = dict(pod.memory.container_oom_scores).get(container.name or "", pod.memory.oom_score_adj)
     if pod.pod_class in (PodClass.SHARED, PodClass.DEDICATED):
         if not config.online or requested is None:
             return None
-        # Where `lowest` is 0 a pod that asks for more must not get a number that protects it from other online pods.
+        # Below a Guaranteed pod's number are the node's own daemons. Where `lowest` is 0 a pod that asks for more must not get a number that protects it from other online pods.
         return max(GUARANTEED, min(requested, max(config.lowest - 1, 0)))
     if pod.pod_class is not PodClass.RECLAIMED or pod.memory.oom_priority == _IGNORE:
         return None
     if requested is None:
         priority = min(-1, max(-_BAND, pod.memory.oom_priority)) if pod.memory.oom_priority is not None else -_BAND
         requested = HIGHEST - _BAND - priority  # -100, killed first, is 1000; -1 is 901
+    # Clamped: no BE pod puts itself behind online ones.
     return max(config.lowest, min(HIGHEST, requested))
 
 

@@ -1,7 +1,7 @@
 """Division of BE work's CPUs over the online pools, in mode overlap. Pure.
 
-Each pool can spare what its pods do not use: its CPUs less their measured use (the remembered peak where there is one,
-so that no sample moves a CPU), less their requests where the use is unknown. BE work is spread over that, first in
+Each pool can spare what its pods do not use: its CPUs less their measured use (the remembered peak where there is
+one), less their requests where the use is unknown. BE work is spread over that, first in
 proportion to the CPUs that the pools have beyond their requests (`placement.expansion`), then to the rest. What is more
 than the pools can spare is placed where most is left of a pool, so that a saturated pool is covered last.
 """
@@ -100,6 +100,7 @@ def _use(pods: Sequence[Pod], uses: Uses) -> int | None:
         use = uses.get(pod.group.path)
         if use is None or use.age_s > _STALE_S:
             return None
+        # The remembered peak: a single sample moves no CPU.
         total += max(use.peak_milli or 0.0, use.cpu_milli)
     return round(total)
 

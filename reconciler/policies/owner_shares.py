@@ -72,5 +72,6 @@ def bonus_percent(account: OwnerAccount) -> int:
     """How much an owner's requests count, from 100 to 200: the more, the larger a part of its fair share it lacks."""
     if account.debt_s < _LEAST_S:
         return AS_IS
+    # The fair part is at least the debt, so not 0.
     lacking = min(1.0, account.debt_s / account.fair_s)
     return AS_IS + (MOST_PERCENT - AS_IS) * int(lacking * _STEPS) // _STEPS

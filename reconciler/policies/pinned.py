@@ -2,8 +2,7 @@
 
 A container that owns its CPUs cannot use more than those, so its quota bounds nothing; but it throttles: the kernel
 distributes a quota in slices per CPU, and threads that together remain at their limit are stopped at the end of periods
-all the same. Older kubelets write the quota again with each update of the container; the ledger then restores it, and
-bypassd restores it when the container ceases to own its CPUs.
+all the same. It is restored when the container ceases to own its CPUs.
 
 Source: Koordinator lifts it for LSE and LSR pods (pod and container), the kubelet does from 1.33 on
 (DisableCPUQuotaWithExclusiveCPUs), for the pod as soon as one of its containers has exclusive CPUs.
@@ -24,13 +23,11 @@ class PinnedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def is_pinned(pod: Pod, container: Container, pools: Pools) -> bool:
-    """True when the container, and surely this one, runs on CPUs that no other container may use.
-
-    A side-car that follows another container's CPUs, and a container that is indistinguishable from one that owns CPUs,
-    keep their quotas: on shared CPUs a quota does bound something.
-    """
+    """True when the container, and surely this one, runs on CPUs that no other container may use."""
     if not pod.pod_class.online or container.kind is ContainerKind.SANDBOX or pod.sandbox is not None:
         return False
+    # By its own key: a side-car on another container's CPUs, and a container that only may be the owner, keep their
+    # quotas, which bound something there.
     key = f"{pod.uid}/{container.name or container.id}"
     owned = pools.dedicated.get(key)
     # The kernel lets a container of ``elsewhere`` run on other CPUs, too.
@@ -42,10 +39,7 @@ def is_pinned(pod: Pod, container: Container, pools: Pools) -> bool:
 
 
 def lifts_pod(pod: Pod, pools: Pools) -> bool:
-    """True when a container owns CPUs and each other one has a quota of its own: the pod's then bounds nothing.
-
-    The sum of the others, which the pod's quota still bounded, remains bounded by their own.
-    """
+    """True when a container owns CPUs and each other one has a quota of its own: the pod's then bounds nothing."""
     pinned = False
     for container in pod.workload if pod.sandbox is None else ():
         if is_pinned(pod, container, pools):

@@ -1,9 +1,8 @@
 """QoS level: BE pods are offline work to openEuler's scheduler, which runs them when no online task is runnable.
 
 ``cpu.qos_level`` is 0 for online and -1 for offline groups. The change is irreversible: the kernel never takes 0 again
-for a group that is offline, and a group that is made below one is offline from the start. So it is opt-in, and written
-on BE pods whose class is sure and on their containers, never on a directory in which other pods may be created.
-Restoring leaves the value, and reports it.
+for a group that is offline, and a group that is made below one is offline from the start. So it is opt-in. Restoring
+leaves the value, and reports it.
 
 Source: rubik's preemption feature and Volcano's cpu QoS on openEuler. Differences: they write on the first guess of a
 pod's class, and report the kernel's refusal as an error at each event.
@@ -41,6 +40,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: QosLevelConfig) ->
     """Offline for a BE pod and its containers; for an online one what it should be, where it is known to be offline."""
     if unsupported_reason(view, KNOB) is not None or not pod.classification.certain:
         return []
+    # Never a directory in which other pods may be created: these would be offline, too.
     groups = (None, *pod.workload)
     if pod.pod_class is PodClass.RECLAIMED:
         # As in `idle_class`: on its own CPUs it is not to yield.
