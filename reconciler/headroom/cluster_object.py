@@ -214,7 +214,7 @@ class ForeignEdits:
         return found
 
     def take(self) -> Mapping[str, object]:
-        """What was seen; it is compared once, and not again after a write that fails."""
+        """The fields of the last write, for one comparison: after a failed write nothing is compared."""
         seen, self.seen = self.seen, {}
         return seen
 

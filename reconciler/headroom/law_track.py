@@ -1,7 +1,6 @@
-"""One law over a series of readings that are not of now: what it would have promised, and whether that was there. Pure.
+"""What one law would have promised over recorded or made readings, and whether that was there. Pure.
 
-For comparing laws on one recording or on a made load. BE work's use is a fact of the series: it does not grow where a
-law promises more.
+For comparing laws. BE work's use is a fact of the series: it does not grow where a law promises more.
 """
 
 from collections.abc import Sequence

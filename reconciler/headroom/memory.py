@@ -25,7 +25,7 @@ _NO_BOUND: Final = 1 << 62
 
 
 def smoothing_of(config: HeadroomConfig) -> SmoothingConfig:
-    """How the promise of memory follows its readings: in the windows of that of CPU, in steps of its own."""
+    """Smoothing of the memory headroom: the windows of the CPU headroom, with steps of its own."""
     return SmoothingConfig(
         report_s=config.report_s,
         window_s=config.window_s,

@@ -68,7 +68,7 @@ class MemoryHeadroom:
         peaks: PeakSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``changed`` is called when the promise is another one. ``peaks``: what predicted peaks leave."""
+        """``changed`` is called when the promise changes. ``peaks``: what predicted peaks leave."""
         self.config = config
         self.state = SmoothedAmount()
         self.promises = PromiseWindow()

@@ -48,7 +48,7 @@ MOST_NEW: Final = 128
 _PROMOTED: Final = 60
 """Samples after which a workload leaves the probation, and after which that is tried again."""
 SYSTEM: Final = "(system)"
-"""Name of what no pod accounts for; of no workload."""
+"""Name of what no pod accounts for; no workload has it."""
 _CPU: Final = 1000
 _LONGEST: Final = 600
 """Characters of a workload's name: a pod without a known owner chooses the labels that it is made of."""

@@ -97,7 +97,7 @@ class WriteAllowance:
         self._at = -math.inf
 
     def take(self) -> None:
-        """One write is made; also where none is left, which the later ones then wait for."""
+        """Count a write, also where none is left: then later ones wait longer."""
         self._left = self._now() - 1.0
         self._at = trio.current_time()
 

@@ -28,7 +28,7 @@ from state.topology import Topology
 
 
 class NodeBinding(Struct, frozen=True, kw_only=True):
-    """The demands with their nodes, and by key why, where there was something to choose."""
+    """The demands with their nodes. ``reasons``: by key, where there was a choice."""
 
     demands: tuple[CpuDemand, ...]
     reasons: Mapping[str, str] = {}

@@ -17,6 +17,7 @@ from state.kubelet import DeviceState, MemoryManagerState
 _UNKNOWN: Final = -1
 _ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]", re.ASCII | re.IGNORECASE)
 """Plug-ins of SR-IOV and DPDK devices use it as the device's id; ids of other kinds (a GPU's UUID) have none."""
+# The kernel's NODES_SHIFT is at most 10.
 _LARGEST_NODE: Final = 1023
 
 

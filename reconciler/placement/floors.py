@@ -169,7 +169,7 @@ def _fixed(found: PoolMembers, terms: PoolTerms) -> dict[int, dict[str, tuple[in
 
 
 def rivals_of(demands: Sequence[CpuDemand], free: CpuSet, topology: Topology) -> NodeRivals:
-    """New demands as pods without a node have to expect them."""
+    """What new demands will take of the nodes, for the choice of pods' nodes before them."""
     fixed: Counter[int] = Counter()
     near: list[int] = []
     for demand in demands:

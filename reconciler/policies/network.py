@@ -1,7 +1,7 @@
 """network: BE pods share a bounded part of the interfaces that the configuration names; online work has the rest.
 
 BE has a guaranteed floor and a ceiling that follows the use of online work (`reconciler.policies.network_control`).
-Opt-in; traffic that leaves the node is bounded, and with ``receive`` what reaches BE pods with a network namespace of
+Opt-in; traffic that leaves the node is limited, and with ``receive`` what reaches BE pods with a network namespace of
 their own. BE's packets are limited at a point where they can be classified:
 
 - Of pods in the host's network by the class id of their sockets (``net_cls.classid``, cgroup v1), at the named

@@ -25,8 +25,9 @@ _DEAD: Final = 0.01
 
 
 def limits_of(link_mbit: int, floor_percent: float, ceiling_percent: float, waterline_percent: float) -> LinkLimits:
-    """The bounds of a link of so many megabits; never below 1 kB/s, which HTB needs to be anything at all."""
+    """The bounds of a link of so many megabits."""
     link = link_mbit * 125_000  # bytes a second
+    # 1 kB/s: HTB needs that much to work at all.
     floor = max(1_000, int(link * floor_percent / 100))
     return LinkLimits(
         link=link,

@@ -1,9 +1,9 @@
 """node_daemons: a small CPU weight for the node's other daemons, such as the kubelet and the runtime in system.slice.
 
 CFS places a group that wakes up by up to half a latency period behind kubepods, which never sleeps while BE work runs.
-So each wake-up of a daemon delays online pods by up to that credit: CPU time in proportion to the weight of the group
-directly below the root. The weight of the configured groups is held near twice what they need: `step` is the control
-law, once a second; the sampler keeps its state. All turns on the machine are shortened (`TURNS_NS`).
+So each wake-up of a daemon delays online pods by up to that credit, in proportion to the group's weight. The weight of
+the configured groups is held near twice what they need: `step` is the control law, once a second; the sampler keeps its
+state. All turns on the machine are shortened (`TURNS_NS`).
 
 Off by default: it changes a file that belongs to systemd. Where systemd made no group for services (cgroup v1 without
 CPU accounting) their processes are in the root group, which has no weight: that is only reported.
@@ -109,12 +109,10 @@ class WeightState(Struct, frozen=True, kw_only=True):
 
 
 def weight_for(milli: int, competing: int, cpus: int) -> int | None:
-    """The least weight that assures so much CPU while all CPUs are busy; None: no weight does.
-
-    The group's weight divides over the CPUs where its tasks run, the others' over all CPUs. So it is computed for tasks
-    that run on as few CPUs as can have them.
-    """
+    """The least weight that assures so much CPU while all CPUs are busy; None: no weight does."""
     milli = max(0, milli)
+    # The group's weight divides over the CPUs where its tasks run, the others' over all CPUs: so for as few CPUs as can
+    # have its tasks.
     spread = max(1, -(-milli // _MOST_MILLI))
     if spread > cpus:
         return None
@@ -132,11 +130,7 @@ def credit_us(weight: int | None, latency_ns: int | None, version: int) -> int |
 
 
 def step(state: WeightState | None, sample: WeightSample, now: float, rules: WeightRules) -> WeightState:
-    """The state after one more sample. ``now``: monotonic seconds.
-
-    Raised at once, lowered slowly: a group whose weight is too small cannot show what it needs. With twice its need a
-    group gets all of the CPU that it needs where every CPU is busy for ever, and runs half of the time.
-    """
+    """The state after one more sample. ``now``: monotonic seconds."""
     original = sample.original
     if sample.use_milli is None:
         # The need may have grown since: the original weight, and a new window.
@@ -173,6 +167,7 @@ def step(state: WeightState | None, sample: WeightSample, now: float, rules: Wei
     target = min(original, target)
     if sample.busy:
         weight = original
+    # Raised at once, lowered slowly: a group whose weight is too small cannot show what it needs.
     elif weight < target:
         weight = min(original, target + target * _MARGIN // 100)
     elif whole and weight > target * _DEADBAND and now - lowered_at >= LOWER_S:

@@ -64,13 +64,10 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: No
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NormaliseConfig) -> list[Setting]:
-    """The quotas of an online pod's containers, and not the pod's own.
-
-    That one is their sum, so with theirs lowered it bounds nothing; lowered itself it makes container starts fail: the
-    runtime writes the container's own, larger quota first (EINVAL on v1 under a smaller one above; Koordinator 2047,
-    2694).
-    """
+    """The quotas of an online pod's containers."""
     settings: list[Setting] = []
+    # Not the pod's own: with theirs lowered it bounds nothing, and lowered itself it makes container starts fail, as
+    # the runtime writes the container's larger quota first (EINVAL on v1; Koordinator 2047, 2694).
     for container in pod.containers:
         spec = container.spec
         if spec is None or not applies(pod, container, plan.pools):

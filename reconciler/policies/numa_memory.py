@@ -95,15 +95,13 @@ def _for_sandboxed(pod: Pod, view: NodeView, pools: Pools, every: CpuSet) -> lis
 
 
 def _is_the_kubelets(pod: Pod, container: Container, view: NodeView, every: CpuSet) -> bool:
-    """Whether the kubelet's memory manager has given the container nodes, or that cannot be determined.
-
-    Without the manager a runtime's spec has no nodes, or all of them.
-    """
+    """Whether the kubelet's memory manager has given the container nodes, or that cannot be determined."""
     assigned = view.kubelet.affinity.get(f"{pod.uid}/{container.name}", {})
     if any(name == "memory" or name.startswith("hugepages-") for name in assigned):
         return True
     if container.spec is None or not container.spec.mems:
         return False
+    # Without the manager a runtime's spec has no nodes, or all of them.
     try:
         return not CpuSet.parse(container.spec.mems) >= every
     except ValueError:

@@ -62,7 +62,8 @@ def score_of(pod: Pod, container: Container, config: OomScoreConfig) -> int | No
     if pod.pod_class in (PodClass.SHARED, PodClass.DEDICATED):
         if not config.online or requested is None:
             return None
-        # Below a Guaranteed pod's number are the node's own daemons. Where `lowest` is 0 a pod that asks for more must not get a number that protects it from other online pods.
+        # Below a Guaranteed pod's number are the node's own daemons. Where `lowest` is 0 a pod that asks for more must
+        # not get a number that protects it from other online pods.
         return max(GUARANTEED, min(requested, max(config.lowest - 1, 0)))
     if pod.pod_class is not PodClass.RECLAIMED or pod.memory.oom_priority == _IGNORE:
         return None

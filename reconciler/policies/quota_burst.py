@@ -127,9 +127,7 @@ class BurstState(Struct, frozen=True, kw_only=True):
 def guard(before: BurstGuard, cpu: NodeCpu | None, pools: Pools, now: float, threshold_percent: int) -> BurstGuard:
     """The state of the shared CPUs: the mean of at most five samples and ten seconds.
 
-    Shared are CPUs that no container owns. The use of BE pods there counts as room: they yield. A CPU whose idle time
-    is unknown is busy. Without a new reading the node is at best cooling, and soon unknown. The use is what the
-    machine counts on them (iowait is idle) less that of BE pods; Koordinator subtracts metrics of different ages.
+    Shared are CPUs that no container owns. Without a new reading the node is at best cooling, and soon unknown.
     """
     samples = tuple(look for look in before.samples if 0.0 <= now - look[0] < _GUARD_S)
     fresh = False
@@ -138,7 +136,9 @@ def guard(before: BurstGuard, cpu: NodeCpu | None, pools: Pools, now: float, thr
     # An older reading is the one of the last step: each counts once in the mean.
     if cpu is not None and cpu.age_s is not None and cpu.age_s < cpu.interval_s / 2 and top:
         fresh = True
+        # A CPU whose idle time is unknown is busy; iowait is idle.
         idle = int(sum(cpu.idle.get(number, 0.0) for number in cpus) * CPU_MILLI)
+        # BE pods' use counts as room: they yield. Of one reading; Koordinator subtracts metrics of different ages.
         used = max(0, top - idle - cpu.reclaimed_milli)
         samples = (*samples, (now, used * 1000 // top))[-_GUARD_SAMPLES:]
     elif not samples or now - samples[-1][0] > FRESH_S:
@@ -159,11 +159,9 @@ def start(borrower: QuotaBorrower, now: float) -> BurstState:
 
 
 def first_tokens(container_id: str, capacity: int) -> float:
-    """Between nothing and half a bucket, the same at every start for the same container.
-
-    Spread as Koordinator's random number, so that the bursts of replicas do not end in one second; but the same plan
-    for the same node. Empty at first would refuse a burst to just-started programs, which need it most.
-    """
+    """Between nothing and half a bucket, the same at every start for the same container."""
+    # Spread as by Koordinator's random number: bursts of replicas do not end in one second. Empty buckets would refuse
+    # a burst to programs that just started, which need it most.
     return (zlib.crc32(container_id.encode()) % 1000) / 2000 * capacity
 
 
@@ -208,7 +206,7 @@ def _bucket(state: BurstState, sample: BurstSample, now: float) -> tuple[float |
     """The bucket after the time since the last step, and whether there is anything in it.
 
     Use at or above the limit spends what is above it, use below 60 % saves what is below the limit, both for as long as
-    it lasted; a bucket in debt is as deep as it is high. Source: Koordinator's burst limiter.
+    it lasted. Source: Koordinator's burst limiter.
     """
     if sample.budget_s < 0:
         return None, True
@@ -223,6 +221,7 @@ def _bucket(state: BurstState, sample: BurstSample, now: float) -> tuple[float |
             tokens -= (use - _SPENDS_FROM) * seconds
         elif use < _SAVES_BELOW:
             tokens += (_SPENDS_FROM - use) * seconds
+    # A bucket in debt is as deep as it is high.
     tokens = min(max(tokens, -float(capacity)), float(capacity))
     return tokens, tokens > 0.0
 
@@ -234,11 +233,7 @@ def step_all(
     now: float,
     config: QuotaBurstConfig,
 ) -> dict[str, BurstState]:
-    """One step for every container of ``samples``, by group path; the state of any other container is dropped.
-
-    All new loans together are at most the node's room. In Koordinator every throttled container rises by a fifth at
-    once, and a node of many can jump over the guard in one step.
-    """
+    """One step for every container of ``samples``, by group path; the state of any other container is dropped."""
     after: dict[str, BurstState] = {}
     grown: dict[str, float] = {}
     for path, sample in sorted(samples.items()):
@@ -247,6 +242,8 @@ def step_all(
         held = before.quota_us if before.limit_us == sample.borrower.limit_us else sample.borrower.limit_us
         if after[path].quota_us > held:
             grown[path] = (after[path].quota_us - held) * CPU_MILLI / sample.borrower.period_us
+    # All new loans together within the node's room: in Koordinator every throttled container rises by a fifth at once,
+    # and a node of many can jump over the guard in one step.
     for path, milli in lending.rationed(grown, node.room_milli).items():
         if milli < grown[path]:
             less_us = -int((milli - grown[path]) * samples[path].borrower.period_us // CPU_MILLI)

@@ -5,8 +5,8 @@
 no more on average than its limit, so it smooths bursts instead of giving CPU time away.
 
 Source: openEuler rubik's quotaTurbo, in its order: slow fallback from the high mark on, fast fallback from the alarm
-mark on, growth only while the node's load is steady. A container's own quota is restored, pod overhead included, and
-only if bypassd has changed it; rubik rewrites all quotas of the node from the limits at each start.
+mark on, growth only while the node's load is steady. Only quotas that bypassd has changed are restored; rubik rewrites
+all quotas of the node from the limits at each start.
 """
 
 from collections.abc import Iterable, Mapping
@@ -68,14 +68,11 @@ class QuotaTurboConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class TurboNode(Struct, frozen=True, kw_only=True):
-    """One sample of the node. ``load_percent``: busy share of its CPUs; ``swing``: its variation; None: unknown.
-
-    iowait is idle: in rubik a program that waits for a disk ends all loans, though every CPU is free. The load is of
-    the last second and not of one tick: at 100 ms a kernel counts ten ticks of a CPU, so that one tick of noise on a
-    small node is more than the swing that stops all growth.
-    """
+    """One sample of the node. ``load_percent``: busy share of its CPUs; ``swing``: its variation; None: unknown."""
 
     cpus: int
+    # Of the last second: in 100 ms a kernel counts ten ticks of a CPU, and one tick of noise on a small node is more
+    # than the swing that stops all growth. iowait is idle: in rubik a program that waits for a disk ends all loans.
     load_percent: float | None = None
     swing: float | None = None
 
@@ -133,15 +130,13 @@ def step(
 
 
 def _recorded(state: TurboState | None, sample: TurboSample, config: QuotaTurboConfig) -> TurboState:
-    """The state with this sample's use in its window. A new or resized container has saved nothing yet.
-
-    The window has one sample less than its length: the next sample's use, at most the quota, is the last of it.
-    """
+    """The state with this sample's use in its window. A new or resized container has saved nothing yet."""
     borrower = sample.borrower
     if state is None or state.limit_us != borrower.limit_us:
         return TurboState(quota_us=borrower.limit_us, limit_us=borrower.limit_us)
     # An unknown use counts as all that the container had.
     use = sample.use_milli if sample.use_milli is not None else -(-state.quota_us * CPU_MILLI // borrower.period_us)
+    # One sample less than the window: the next one's use, at most the quota, is the last of it.
     saved = (*state.saved, borrower.limit_milli - use)[-(config.window_looks - 1) :]
     return TurboState(quota_us=state.quota_us, limit_us=state.limit_us, saved=saved)
 

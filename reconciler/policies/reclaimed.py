@@ -1,8 +1,7 @@
 """reclaimed: BE pods get the CPU that online work leaves, as a CPU set, a quota, or both.
 
 CPU sets are written to the containers' own groups, and the quota to the besteffort directory; `for_pod` and
-`reconciler.policies.be_quota` have the exceptions. Given their number, CPUs are chosen with the fewest changes, and so
-that no pinned pod gets a BE neighbour (`choose_cpus`).
+`reconciler.policies.be_quota` have the exceptions.
 
 Source: Koordinator takes sibling pairs round-robin over sockets and starts from nothing at each step, Katalyst counts
 from the highest ids down. bypassd keeps pairs and high ids (interrupts and host work gather on the low ones).
@@ -64,8 +63,6 @@ def choose_cpus(
 ) -> CpuSet:
     """``count`` of ``candidates`` (all, if there are fewer): those ``held`` now as far as possible.
 
-    A v1 ``cpuset.cpus`` write costs time in proportion to all cpusets of the machine, and a moved task loses its cache.
-
     ``taken`` are the CPUs of others; threads of the same core as one of them are given last. ``tiers`` are disjoint
     sets, the best first; candidates in none of them are last. Left out: efficiency cores, then the others.
     """
@@ -113,16 +110,15 @@ def by_rules(candidates: CpuSet, topology: Topology, config: PlacementConfig, *,
 
 @final
 class _SameShape:
-    """A topology as a key: the same object is the same machine. The key keeps the object, so no other has its id.
-
-    Comparing a thousand CPUs at each plan saves nothing.
-    """
+    """A topology as a key: the same object is the same machine."""
 
     __slots__ = ("topology",)
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
 
+    # By identity: comparing a thousand CPUs at each plan saves nothing. This key keeps the object, so no other has its
+    # id.
     def __hash__(self) -> int:
         return id(self.topology)
 
@@ -335,10 +331,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
 
 
 def parents(view: NodeView, plan: NodePlan, config: ReclaimedConfig) -> list[Setting]:
-    """The besteffort directory's quota, and its CPU set where that is configured.
-
-    The directory's children have no quota of their own, so a container that starts later cannot conflict with it.
-    """
+    """The besteffort directory's quota, and its CPU set where that is configured."""
     pools = plan.pools
     settings: list[Setting] = []
     share = (pools.quota_milli or {}).get(view.besteffort)
@@ -358,11 +351,7 @@ def parents(view: NodeView, plan: NodePlan, config: ReclaimedConfig) -> list[Set
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ReclaimedConfig) -> list[Setting]:
-    """A BE pod's containers: CPU set, least weight, and a part of the budget where no directory bounds it.
-
-    The CPU set is on the containers' own groups: the kubelet narrows or rewrites them rarely, and its rewrite is
-    noticed.
-    """
+    """A BE pod's containers: CPU set, least weight, and a part of the budget where no directory bounds it."""
     pools = plan.pools
     if pod.pod_class is not PodClass.RECLAIMED:
         return []
@@ -394,6 +383,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ReclaimedConfig) -
             if narrowed:
                 want(path, "cpu.set", pools.reclaimed, "required by the narrowed besteffort directory", cid)
             continue
+        # On the containers' own groups: the kubelet rewrites these rarely, and that is noticed.
         if pools.confined:
             want(path, "cpu.set", pool, whose, cid)
         # A kubelet that rewrites everything of a container every few seconds rewrites its shares, too.
@@ -461,8 +451,9 @@ def _candidates(view: NodeView, pools: Pools, config: ReclaimedConfig) -> _Candi
 def _without_owners(cpus: CpuSet, view: NodeView, pools: Pools, config: ReclaimedConfig) -> CpuSet:
     """Without the CPUs where owners of exclusive CPUs run against the record; the smallest set first, some CPU is left.
 
-    The record's CPUs are excluded already. With ``share_exclusive`` of the owners that refuse BE work only.
+    With ``share_exclusive`` of the owners that refuse BE work only.
     """
+    # The record's CPUs are excluded already.
     for key in sorted(
         pools.elsewhere.keys() & pools.dedicated.keys(), key=lambda key: (len(pools.elsewhere[key]), key)
     ):

@@ -68,13 +68,11 @@ def unknown_group(setting: Setting, context: RefusalContext) -> str | None:
 
 
 def sandbox(setting: Setting, context: RefusalContext) -> str | None:
-    """The pause container sleeps; writing to it gains nothing and costs a write per pod.
-
-    The one exception is the kernel's: on v1 a narrowed besteffort directory must contain all below it.
-    """
+    """The pause container sleeps; writing to it gains nothing and costs a write per pod."""
     container = context.containers.get(setting.path)
     if container is None or container.kind is not ContainerKind.SANDBOX:
         return None
+    # On v1 a narrowed besteffort directory must contain all below it.
     if setting.knob == "cpu.set" and context.pod is not None and (context.pod.group.path, "cpu.set") in context.wanted:
         return None
     return "pause containers are not managed"
@@ -191,11 +189,9 @@ def _set_above(parent: str, knob: str, context: RefusalContext) -> CpuSet | None
 
 
 def _possible_part(setting: Setting, context: RefusalContext) -> CpuSet | None:
-    """What its parent has of a set of CPUs or memory nodes; None: nothing, or no part is of use.
-
-    What a pod is to leave, it leaves as far as it can. An owner's exclusive CPUs are a claim, kept whole or not.
-    """
+    """What its parent has of a set of CPUs or memory nodes; None: nothing, or no part is of use."""
     pod, value = context.pod, setting.value
+    # What a pod is to leave, it leaves as far as it can. An owner's exclusive CPUs are a claim, kept whole or not.
     if pod is None or not isinstance(value, CpuSet) or setting.policy == OWN_CPUS:
         return None
     parent = _level_of(pod, context.view) if setting.path == pod.group.path else pod.group.path
@@ -282,11 +278,7 @@ def v1_quota_above_parent(setting: Setting, context: RefusalContext) -> str | No
 
 
 def burst_above_quota(setting: Setting, context: RefusalContext) -> str | None:
-    """EINVAL on both versions; without a quota there is nothing to burst over.
-
-    A container's quota without a setting is the runtime's, whatever it reads now: bypassd's is removed in the same
-    plan.
-    """
+    """EINVAL on both versions; without a quota there is nothing to burst over."""
     if not isinstance(setting.value, int) or setting.value == 0:
         return None
     container = context.containers.get(setting.path)
@@ -294,6 +286,7 @@ def burst_above_quota(setting: Setting, context: RefusalContext) -> str | None:
     if wanted or container is None or container.spec is None:
         _, quota = context.value(setting.path, "cpu.quota")
     else:
+        # The runtime's, whatever the file has now: a quota of bypassd's is removed in the same plan.
         quota = container.spec.quota_us
     if isinstance(quota, int) and quota > 0 and setting.value <= quota:
         return None

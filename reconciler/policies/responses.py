@@ -7,8 +7,7 @@
 - *freeze*: the tasks of one BE pod stop. The ladder bounds it in time; a daemon that starts thaws what an earlier one
   left frozen before anything else (`reconciler.actuators.cgroup.restore`).
 
-Nothing is decided here; `reconciler.responses` decides, and explains. An online pod is never squeezed or frozen, even
-if requested.
+`reconciler.responses` decides. An online pod is never squeezed or frozen, even if requested.
 """
 
 from typing import Final
@@ -114,7 +113,7 @@ def _disk(pod: Pod, view: NodeView, squeeze: SqueezeLimit) -> list[Setting]:
     if unsupported_reason(view, "io.max") is None:
         limits = DeviceLimits({disk: {"rbps": bps, "wbps": bps} for disk in squeeze.disks})
         return [setting_of(pod, None, "io.max", limits, policy=NAME, reason=squeeze.reason)]
-    # A throttle of v1 binds the tasks of its own group only (`reconciler.policies.disk`).
+    # A throttle of v1 binds the tasks of its own group only. A value of 0 would remove it.
     groups = process_groups(pod)
     return [
         setting_of(

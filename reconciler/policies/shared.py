@@ -393,8 +393,7 @@ def _expanded(
 ) -> dict[str, int]:
     """The sizes with the CPUs that no pool requests. ``sizes``: as requested, all of which fit.
 
-    Not for pools of a fixed size, of system pods, and on several nodes. The default pool, which also has the pods that
-    request nothing, counts at least as the others on average.
+    Not for pools of a fixed size, of system pods, and on several nodes.
     """
     from reconciler.placement.expansion import NodeRoom, expand  # only where there is more than one pool
     from reconciler.policies.overlap import pool_uses
@@ -412,6 +411,7 @@ def _expanded(
         cpus = len(view.topology.node_cpus(on[0]) & pools.shared) - others
         rooms.append(NodeRoom(here, max(cpus, sum(sizes[key] for key in here))))
     weights = {key: max(1, sum(pod.request_milli for pod in found.pods[key])) for key in growing}
+    # The default pool also has the pods that request nothing: it counts at least as the others on average.
     mean = sum(weights[key] for key in growing if key != DEFAULT) // max(1, len(growing) - 1)
     weights[DEFAULT] = max(weights[DEFAULT], mean)
     uses = pool_uses(found.pods, view, pools.dedicated_cpus)

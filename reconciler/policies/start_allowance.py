@@ -2,8 +2,8 @@
 
 The runtime's init (runc's, crun's) runs inside the container's group, so a budget that is used up stops it. From a
 container's first directory until its program is executed, BE work may therefore use `StartConfig.cpu_milli` where its
-budget is smaller, and the pod's directory has the highest CPU weight, so that busy pods do not take the allowance. The
-same for a moment after each command of the runtime for a BE container: the exec of a probe, a stop.
+budget is smaller. The same for a moment after each command of the runtime for a BE container: the exec of a probe, a
+stop.
 
 What bounds it, whatever tenants start: seconds per container, a token bucket over the node, and the CPU that BE work
 has altogether meanwhile. Without tokens a start has what its even weight gives it within the budget.
@@ -180,14 +180,12 @@ def directory_part(part: int, view: NodeView, starts: StartPlan) -> int:
 
 
 def pod_weight(pod: Pod, view: NodeView, starts: StartPlan) -> tuple[int, str]:
-    """The weight of a BE pod's directory, in shares, and the reason.
-
-    Even weights, by request, are among BE pods only: the besteffort directory's own weight protects online pods. A pod
-    beside online pods has the least.
-    """
+    """The weight of a BE pod's directory, in shares, and the reason."""
+    # Even weights are among BE pods only: the besteffort directory's own weight protects online pods outside it.
     if not weighs_by_request(pod, view):
         return SHARES_MIN, "minimum CPU weight: online pods go first"
     if pod.uid in starts.raised:
+        # The highest: busy pods do not take the allowance.
         return SHARES_MAX, "a container starts or the pod ends: before the other BE pods"
     return pod_shares(pod_asks(pod, view.capacity_milli), pod, view), "even CPU weight: only BE pods are beside it"
 
@@ -206,11 +204,9 @@ def container_weight(pod: Pod, container: Container, view: NodeView) -> tuple[in
 
 
 def without_allowance(sample: IdleSample, budget_milli: int) -> IdleSample:
-    """An idle sample as it would be without what BE work used above its budget, for a time with an allowance.
-
-    The idle buffer would take it for a need of online pods, and cut the budget for it.
-    """
+    """An idle sample as it would be without what BE work used above its budget, for a time with an allowance."""
     if sample.idle_milli is None or sample.reclaimed_milli is None or sample.reclaimed_milli <= budget_milli:
         return sample
+    # The idle buffer would take this for a need of online pods, and cut the budget for it.
     above = sample.reclaimed_milli - budget_milli
     return replace(sample, idle_milli=min(sample.top_milli, sample.idle_milli + above), reclaimed_milli=budget_milli)

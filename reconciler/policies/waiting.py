@@ -114,13 +114,10 @@ def disprove(known: OwnWaiting, waiting: PodWaiting) -> OwnWaiting:
 
 
 def expected(known: OwnWaiting, waiting: PodWaiting, now: float) -> float:
-    """The waiting, in percent, that this pod has without BE work at most; 0 while nothing is known.
-
-    Of the range of its CPU use, else of the nearest lower one, else of the next one above, as use varies from sample
-    to sample, and a pod that waits runs less.
-    """
+    """The waiting, in percent, that this pod has without BE work at most; 0 while nothing is known."""
     key = _range(waiting)
     item = known.get(key)
+    # Else of the nearest lower range, else of the next one above: use varies, and a pod that waits runs less.
     if item is None:
         item = known.get(max((number for number in known if number < key), default=key + 1))
     if item is None:
@@ -130,17 +127,14 @@ def expected(known: OwnWaiting, waiting: PodWaiting, now: float) -> float:
 
 
 def level_of(waiting: PodWaiting, expected_percent: float, config: HarmConfig) -> float:
-    """The harm of a sample in multiples of the limits: the smallest multiple counts, so all must be exceeded.
-
-    The limit of each single wait is for pods whose tasks sleep and wake up thousands of times a second: the switch from
-    BE work costs a few microseconds each time, which adds up to a large share. A cut would not shorten them, as an idle
-    CPU needs longer to wake up.
-    """
+    """The harm of a sample in multiples of the limits: the smallest multiple counts, so all must be exceeded."""
     share = waiting.percent - expected_percent
     if share <= 0:
         return 0.0
     excess = max(0.0, waiting.wait_milli - expected_percent / 100 * (waiting.run_milli + waiting.wait_milli))
     level = min(share / config.wait_percent, excess / config.wait_milli)
+    # For pods whose tasks wake up thousands of times a second: the switch from BE work costs a few microseconds each
+    # time, which adds up to a large share. A cut would not shorten them: an idle CPU needs longer to wake up.
     if waiting.waits > 0:
         level = min(level, excess * 1000 / waiting.waits / config.wait_us)
     return level
@@ -176,13 +170,11 @@ class PodJudgement(Struct, frozen=True, kw_only=True):
 
 
 def is_quiet(used: int | None, ceiling_milli: int, floor_milli: int) -> bool:
-    """Whether BE work is at its minimum or asleep. ``used`` None: unknown, then its ceiling counts.
-
-    What it uses above its minimum by a higher ceiling is not: harm of that would be learned as online pods' own.
-    """
+    """Whether BE work is at its minimum or asleep. ``used`` None: unknown, then its ceiling counts."""
     least = max(_ASLEEP_MILLI, floor_milli)
     if used is None:
         return ceiling_milli <= least
+    # Above the minimum by a higher ceiling it is not quiet: harm of that would be learned as online pods' own.
     return used <= (least * _QUIET if ceiling_milli <= least else least)
 
 
@@ -198,17 +190,14 @@ def quiet_since(before: float | None, now: float, *, quiet: bool) -> float | Non
 
 
 def judge(before: PodJudgement, waiting: PodWaiting, now: float, config: HarmConfig, *, quiet: bool) -> PodJudgement:
-    """Judge a sample; one while BE work is at its minimum or asleep is learned.
-
-    The mean of a pod that waits in bursts is far below them. So they are no part of it, but counted: as many harmful
-    samples as without BE work, and half as many more, are excused, where they are not much worse nor longer in a row.
-    """
+    """Judge a sample; one while BE work is at its minimum or asleep is learned."""
     # Without BE work nothing can be hidden by what was learned: it need not have faded.
     likely = expected(before.own, waiting, _AT_ONCE if quiet else now)
     level = level_of(waiting, likely, config)
     if quiet:
         own, own_harm = before.own, _learn_harm(before.own_harm, level, now)
-        # Bursts are no part of the mean. But the first sample of a range is learned in any case: else nothing is known.
+        # Bursts are no part of the mean, which is far below them. But the first sample of a range is learned in any
+        # case: else nothing is known.
         if not 0 < own_harm.row < _LASTING or _range(waiting) not in own:
             own = learn(own, waiting, now)
         # Not BE work's doing, so no reason to cut; but none to raise either before it is learned.
@@ -217,6 +206,7 @@ def judge(before: PodJudgement, waiting: PodWaiting, now: float, config: HarmCon
         left = _most_left(own_harm)
         return PodJudgement(waits=waiting, own=own, own_harm=own_harm, left=left, expected=likely, level=level)
     known, left = before.own_harm, 0.0
+    # As many harmful samples as without BE work, and half as many more, are excused.
     if known.longest:
         faded: float = 0.5 ** (max(0.0, now - known.at) / _HALF_S)
         rate = known.harmful * faded / max(_ENOUGH, known.samples * faded)

@@ -2,8 +2,7 @@
 
 Below the low mark kswapd reclaims beside the work, below the min mark every allocation does so itself and waits. A
 higher ``vm.watermark_scale_factor`` wakes kswapd earlier and lets it rest later; a higher ``vm.min_free_kbytes`` lifts
-all marks. They hold for the machine as a whole. Off by default. `reconciler.actuators.files.node_files` writes them
-and records the originals.
+all marks. Off by default. `reconciler.actuators.files.node_files` writes them and records the originals.
 
 Source: Koordinator's sysreconcile (``min_free_kbytes`` = memory x factor / 10000, and the scale factor) and Katalyst's
 ``watermark_scale_factor``, 10 to 500 there; kernel documentation, admin-guide/sysctl/vm.

@@ -3,11 +3,8 @@
 Or the least weight of the besteffort directory, where the idle class policy leaves the class out for it
 (`Pools.weight_yields`) and no online pod is in that directory.
 
-What is in force is read from the kernel, never from the configuration. Neither class nor weight reaches beyond the
-directories that it is in (measured: docs/cpu.md). The CPU is divided among sibling groups level by level, by weight: a
-busy pod in the idle class still has all that the directory above it gets, and a group of idle threads what its weight
-gets. So a pod yields to the online pods of another directory only if the directory that they are not in has the least
-weight, as besteffort has; and by its threads only with the least weight of its own.
+What is in force is read from the kernel, never from the configuration. The CPU is divided among sibling groups level by
+level, by weight, so neither class nor weight reaches beyond the directory that it is in (measured: docs/cpu.md).
 """
 
 from collections.abc import Mapping
@@ -59,6 +56,7 @@ def obstacle(view: NodeView, pools: Pools) -> str | None:
             return f"{pod.title} is in no effective idle class"
         if pod.qos is QosClass.BURSTABLE and guaranteed is not None:
             return f"{pod.title} has the weight of the burstable directory against {guaranteed}, in any idle class"
+        # A busy pod in the idle class still has all that the directory above it gets.
         if pod.qos is QosClass.BESTEFFORT and not _is_last(view.besteffort, view, unread=True):
             return "the besteffort directory has more than the minimum CPU weight"
         seen = seen or yields is True
@@ -108,8 +106,8 @@ def _yields(pod: Pod, view: NodeView, pools: Pools, *, least: bool) -> bool | No
         return True
     containers = [container for container in pod.workload if container.phase is Phase.SETTLED]
     counted = [container for container in containers if not owns_cpus(pod, container, pools)]
-    # Idle threads count only where the kernel compares those of different groups by their class (`scheduler_of`); a
-    # container with threads of another policy is not among them.
+    # A group of idle threads has what its weight gets. They count only where the kernel compares threads of different
+    # groups by their class (`scheduler_of`); a container with threads of another policy is not among them.
     if pod.sandbox is None and counted and all(container.group.path in view.idle_threads for container in counted):
         return not least or _is_last(pod.group.path, view, unread=False)
     fresh = {cid for cid, at in view.arrived.items() if view.now - at < _FRESH_S}
