@@ -245,7 +245,7 @@ class HeadroomPublisher:
             if self._again:
                 self._again, end = False, min(end, max(trio.current_time() + FALL_S, self._allowed_at))
             if self._problem and self._wanted() is not ClusterTarget.OFF and self._writes():
-                continue  # after a refusal the whole wait counts, whatever changes
+                continue  # after an error a change of the headroom shortens no wait
             # A fall may come while a rise waits.
             while trio.current_time() < (due := min(self._due_at(begun), end)):
                 await self._changed.wait_until(due)
@@ -366,7 +366,7 @@ class HeadroomPublisher:
 
     async def end(self) -> None:
         """Withdraw: the daemon stops, and no other one takes over. Errors: none: the unit's next step tries again."""
-        # The daemon is being cancelled: without the shield nothing could be sent.
+        # Called in a ``finally``: a cancellation must not end the request, nor the API server delay the stop.
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _WITHDRAW_S):
             try:
                 await self._withdraw_noted()

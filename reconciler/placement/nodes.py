@@ -133,7 +133,7 @@ def _own_best(cpu: ResourceHints, merged: MergedHint, rank: NodeMaskRanker) -> M
 def _all_fit(
     cpu: ResourceCapacity, hints: tuple[ResourceHints, ...], merged: MergedHint, rank: NodeMaskRanker
 ) -> MergedHint:
-    """The fewest nodes on which every resource fits, in place of a merge of different sets, on which none may fit."""
+    """The fewest nodes on which every resource fits, in place of a merge of different sets: that may have no room."""
     if len(merged.nodes) == 1 and cpu.fits(merged.nodes.mask):
         return merged  # one node with all CPUs, wherever the other resources are
     options = [

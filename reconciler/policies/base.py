@@ -168,7 +168,7 @@ def process_groups(pod: Pod) -> tuple[Container | None, ...]:
 
 
 def whole_pod(pod: Pod, knob: str, value: Value, *, policy: str, reason: str) -> list[Setting]:
-    """A CPU set or memory nodes of a pod in a machine or kernel of its own: at its directory, with its processes."""
+    """CPUs or memory nodes of a pod in a machine or kernel of its own: at its directory, where its processes are."""
     why = f"{reason}; {pod.sandbox}: the pod as a whole"
     # In each group below, too: on v1 a set cannot be smaller than those below it.
     return [setting_of(pod, item, knob, value, policy=policy, reason=why) for item in (None, *pod.containers)]

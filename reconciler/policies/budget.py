@@ -200,7 +200,7 @@ def _grown(before: int, target: int, age: float, online: CpuSet, config: BudgetC
     """The budget after a step up."""
     grain = _grain(online, config)
     elapsed = age if age >= 0 else config.grow_interval_s  # the clock restarted: a reboot
-    # A step per interval, not per call: a burst of pod events does not speed it up. Noise of one grain is no write.
+    # A step per interval, not per call: a burst of pod events does not add up. Two grains: noise causes no write.
     if elapsed < config.grow_interval_s or target < before + 2 * grain:
         return before
     step = max(grain, _CPU * len(online) * config.grow_percent // 100)

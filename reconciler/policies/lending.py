@@ -48,6 +48,7 @@ def borrowers(pod: Pod, pools: Pools) -> tuple[QuotaBorrower, ...]:
         if container.spec is None:
             return ()
         quota = quota_of(pod, container, pools)
+        # One in creation has no quota yet, one that owns CPUs needs no loan.
         if container.phase is not Phase.SETTLED or quota is None or owns_cpus(pod, container, pools):
             continue
         quota_borrowers.append(

@@ -120,7 +120,7 @@ def relieve(
     def spare(group_memory: GroupMemory) -> int:
         """What it may give; on v1 all of its cache or nothing."""
         over = group_memory.used_bytes - wish.leave_bytes
-        # Cache on other nodes does not help. On v1 force_empty drops all of it.
+        # Cache on other nodes does not help. On v1 all cache of the container is dropped (force_empty).
         return min(group_memory.cache_on(missing), over) if version == 2 or group_memory.droppable_bytes <= over else 0
 
     fit = [

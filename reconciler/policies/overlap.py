@@ -1,9 +1,9 @@
 """Division of BE work's CPUs over the online pools, in mode overlap. Pure.
 
 Each pool can spare what its pods do not use: its CPUs less their measured use (the remembered peak where there is
-one), less their requests where the use is unknown. BE work is spread over that, first in
-proportion to the CPUs that the pools have beyond their requests (`placement.expansion`), then to the rest. What is more
-than the pools can spare is placed where most is left of a pool, so that a saturated pool is covered last.
+one), less their requests where the use is unknown. BE work is spread over that, first in proportion to the CPUs that
+the pools have beyond their requests (`placement.expansion`), then to the rest. What is more than the pools can spare is
+placed where most is left of a pool, so that a saturated pool is covered last.
 """
 
 from collections.abc import Mapping, Sequence

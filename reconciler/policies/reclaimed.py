@@ -117,8 +117,7 @@ class _SameShape:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
 
-    # By identity: comparing a thousand CPUs at each plan saves nothing. This key keeps the object, so no other has its
-    # id.
+    # By identity: comparing a thousand CPUs at each plan saves nothing. The key keeps the object: no other has its id.
     def __hash__(self) -> int:
         return id(self.topology)
 
@@ -149,6 +148,7 @@ def neighbours(cpus: CpuSet, taken: CpuSet, topology: Topology) -> CpuSet:
 
 def _fill(count: int, pool: CpuSet, held: CpuSet, topology: Topology, tiers: Sequence[CpuSet]) -> CpuSet:
     """``count`` CPUs of the pool, the held ones first. Over the masks, as `neighbours`."""
+    # A moved task loses its cache, and a v1 cpuset write costs time in proportion to all cpusets of the machine.
     kept = held & pool
     if len(kept) > count:
         return _release(kept, len(kept) - count, topology, tiers)
