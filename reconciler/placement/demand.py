@@ -17,39 +17,36 @@ from state.model import PodClass
 class CpuDemand(Struct, frozen=True, kw_only=True):
     """One container that is to own CPUs. ``key`` is ``uid/container``; ``count`` whole CPUs (hardware threads).
 
-    Binding: ``nodes`` and ``full_cores`` are never exceeded by bypassd's choice; ``explicit`` (a scheduler's own) is
-    used unchanged, on any nodes, when all of it is free and in whole cores where they are requested. ``held`` is what
-    the container has now or had last: while it is free and right it never moves, whatever ``nodes`` or ``explicit`` now
-    (its memory is where it ran); to move a container, leave ``held`` empty.
-
-    ``nodes``: the NUMA nodes it may use, empty for any; the merge of the hints has decided them. ``numa_binding`` alone
-    does not restrict: it requests the fewest nodes even if that fills one. ``numa_exclusive``: no other demand may own
-    a CPU of its nodes; it still owns ``count`` only. ``full_cores``, ``distribute`` and ``align_socket`` are the
-    kubelet's full-pcpus-only, distribute-cpus-across-numa and align-by-socket, ``prefer_l3`` its
-    prefer-align-cpus-by-uncorecache. The higher ``priority`` (the pod's) chooses first.
-
-    ``every_node``: it is to have as many CPUs on each of ``nodes`` (Katalyst's ``numa_number``), also where fewer nodes
-    would do. ``spread_cores``: each CPU on a core of its own, whose other threads others may have; with
-    ``strict_cores`` it is refused when that is impossible, else it gets what is available. Not together with
-    ``full_cores``. ``apart``: off the cores or nodes of other pods that want the same, while there are enough others.
-    Both are Koordinator's.
+    bypassd's choice never exceeds ``nodes`` and ``full_cores``.
     """
 
     key: str
     count: Annotated[int, Meta(ge=1)]
+    # The NUMA nodes it may use, as the merge of the hints has decided; empty: any.
     nodes: tuple[int, ...] = ()
+    # No restriction by itself: it requests the fewest nodes even if that fills one.
     numa_binding: bool = False
+    # No other demand may own a CPU of its nodes; it still owns ``count`` only.
     numa_exclusive: bool = False
+    # The kubelet's full-pcpus-only, distribute-cpus-across-numa, align-by-socket, prefer-align-cpus-by-uncorecache.
     full_cores: bool = False
     distribute: bool = False
     align_socket: bool = False
     prefer_l3: bool = True
+    # As many CPUs on each of ``nodes``, also where fewer nodes would do (Katalyst's ``numa_number``).
     every_node: bool = False
+    # Each CPU on a core of its own, whose other threads others may have (Koordinator's). Not together with full_cores.
     spread_cores: bool = False
+    # Refused where that is impossible; else it gets what is available.
     strict_cores: bool = False
+    # Off the cores or nodes of other pods that want the same, while there are enough others (Koordinator's).
     apart: AntiAffinity | None = None
+    # What it has now or had last: while that is free and right it never moves, whatever ``nodes`` or ``explicit`` now,
+    # as its memory is where it ran. To move a container, leave this empty.
     held: CpuSet = EMPTY
+    # A scheduler's choice: used unchanged, on any nodes, when all of it is free, in whole cores where requested.
     explicit: CpuSet | None = None
+    # The pod's; the higher chooses first.
     priority: int = 0
     pod_class: PodClass = PodClass.DEDICATED
 

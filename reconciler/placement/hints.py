@@ -186,6 +186,7 @@ class DistanceChain(NamedTuple):
     def key(self, rank: NodeMaskRanker) -> tuple[object, ...]:
         """The better chain first."""
         widest = max((mask.bit_count() for mask in self.masks), default=0)
+        # In Katalyst fewer nodes win over more preferred resources, although that rule is first.
         return -self.preferred, widest, rank.key(self.mask or 0, self.score), sorted(self.masks)
 
 
@@ -198,9 +199,8 @@ def best_chain(
     prefers those; of any two resources, one's nodes contain the other's; more of the other resources have preferred
     nodes; the widest has fewer nodes.
 
-    Katalyst tries every combination. Here the resources are added one after the other. Three faults of the original are
-    avoided: of three aligned resources only the last pair's preference counted; a resource without a preference counted
-    as preferring; and fewer nodes won over more preferred resources, though that rule is first.
+    Katalyst tries every combination, and counts a resource without a preference as preferring. Here the resources are
+    added one after the other.
     """
     if not all(node_mask_options.scores for node_mask_options in options.values()):
         return None
@@ -213,6 +213,7 @@ def best_chain(
         chains = [
             DistanceChain(mask, dict.fromkeys(together, mask), frozenset({mask}), 0, score)
             for mask, score in scores.items()
+            # In Katalyst only the preference of the last pair of aligned resources counts.
             if any(mask in node_mask_options.preferred for node_mask_options in together.values())
         ]
     for name, item in options.items():

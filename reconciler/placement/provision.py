@@ -1,8 +1,7 @@
 """The demand to size an online pool for, by the pool's provision policy. Pure; `sizes.regulate` limits the steps.
 
 The indicators of pid are what this agent measures: the pool's CPU use, its pods' waiting in the run queue without what
-their own quotas cause (`cpu.wait_milli`), and their cycles per instruction (`cpi`). The last two have no target by
-default; then they are neither measured nor used.
+their own quotas cause (`cpu.wait_milli`), and their cycles per instruction (`cpi`).
 
 Units: thousandths of a CPU; times are seconds on the view's clock; indicators are in a unit of their own.
 Source: Katalyst's provision policies none, canonical, rama (here: pid; rama is off as soon as CPUs are reserved for

@@ -4,10 +4,6 @@ Limits (bytes and operations a second) apply whether or not other work uses the 
 is busy, and only under a scheduler that supports them (BFQ, or iocost on v2). Opt-in, as no default fits two disks. A
 pod may limit itself further, whatever its class (rubik's ``blkio-limit``, Koordinator's ``blkioQOS``).
 
-The limits of all BE pods are divided into fixed parts: what one taker leaves is not used by another. On v1 with many
-containers ``share: pod`` may fit better than ``share: node``. Page cache written back later counts against the group on
-v2 only; on v1 only direct and synchronous writes do.
-
 While a setting exists in one of these files, lines of other devices there are removed; a restore brings them back.
 Source: kernel documentation, cgroup-v1/blkio-controller and cgroup-v2; measured on 6.1, 6.12 (v2) and 6.18 (v1).
 Defaults of the weights: rubik has 1000 to 10.
@@ -229,7 +225,7 @@ def _limits(pod: Pod, view: NodeView, plan: DiskPlan, config: DiskPolicyConfig) 
             return []
         return [_setting(pod.group.path, "io.max", limits, f"{message}{_BY_MARK if own else ''}")]
     # On v1 a throttle binds the tasks of its own group and of none below it: a limit on a pod's directory has no effect
-    # (Koordinator writes it on the BE directory).
+    # (Koordinator writes it on the BE directory). Page cache that is written back later counts on v2 only.
     groups = process_groups(pod)
     parts = len(groups) if alone else plan.takers
     part = _part(view, config, 1, parts) if be else None
@@ -281,6 +277,8 @@ def _rules(view: NodeView, config: DiskPolicyConfig) -> dict[str, DiskRule]:
 
 def _part(view: NodeView, config: DiskPolicyConfig, mine: int, of: int) -> DeviceLimits | None:
     """``mine`` of ``of`` equal parts of every limit; None where nothing is limited on a disk that is there."""
+    # Fixed parts: what one taker leaves is not used by another. On v1, with a part for each container, ``share: pod``
+    # may fit better than ``share: node``.
     rows = {
         device: {
             key: max(_LEAST[key], value * mine // max(of, 1)) if isinstance(value, int) else value

@@ -2,8 +2,7 @@
 
 It is in force while BE pods run in an effective idle class (`reconciler.policies.yielding`): then a limit on how full
 the CPUs are costs BE work and protects nothing. `step` is the control law; the sampler keeps its state and runs it ten
-times a second. Its ceiling reaches the planner as ``NodeView.harm``. At its top no quota is written, so no cost of
-bandwidth control. Harm takes a share of what BE work *uses*; a calm while adds a step; an unknown sample adds nothing.
+times a second. Its ceiling reaches the planner as ``NodeView.harm``.
 
 Source: additive increase and multiplicative decrease (Chiu, Jain: Analysis of the increase and decrease algorithms for
 congestion avoidance, 1989), with TCP CUBIC's memory of the level of the last loss (RFC 9438) and exponential back-off

@@ -6,8 +6,7 @@ policy is off, as with koordlet. Swap, too, is bounded by class (`swap_of`).
 
 Source: Koordinator's cgreconcile (minLimitPercent, lowLimitPercent, throttlingPercent), which follows the kubelet's
 MemoryQoS (KEP-2570); swap: KEP-2400 (a share of the node's swap by request, and none for Guaranteed pods), Katalyst's
-swap control. The defaults protect the requests of online pods softly (``low``) and throttle BE pods near their limits,
-so that switching the policy on has an effect; Koordinator's are all 0.
+swap control.
 """
 
 from collections.abc import Iterator
@@ -61,6 +60,7 @@ class ClassMemory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class OnlineMemory(ClassMemory, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What online pods of this class get; 0 is "nothing"."""
 
+    # Koordinator's defaults are all 0; here switching the policy on has an effect.
     low_percent: _Low = 100
 
 
