@@ -1,11 +1,8 @@
 """Auxiliary actuators: they set what is not in a cgroup file, such as resctrl, queueing disciplines, threads' cookies.
 
-Each is a component with a task of its own, so that it delays neither a reconciliation nor the fast path. After each
-reconciliation it receives the newest view and plan; it compares its part of the plan with the node, writes the
-difference, and records what a restore needs. `restore` must also work while no daemon runs, and after a crash.
-
-Before a value is changed, a row of its kind is durable in the ledger (`reconciler.actuators.codec`), and the row
-remains exactly as long as there is something to restore.
+Each has a task of its own. It compares its part of the newest plan with the node and writes the difference. Before a
+value is changed, a row of its kind is durable in the ledger (`reconciler.actuators.codec`), and the row remains exactly
+as long as there is something to restore.
 
 A new one is a module that ends in ``ACTUATOR = ActuatorKind(...)`` and a row in `reconciler.control.side_actuators`.
 """
@@ -109,7 +106,7 @@ class AuxiliaryActuator(ABC):
 
     @abstractmethod
     def planned(self, situation: PlanSnapshot) -> None:
-        """Called after each reconciliation. Must not wait: it only stores the situation and wakes `run`."""
+        """Called after each reconciliation, which it must not delay: it only stores the situation and wakes `run`."""
 
     @abstractmethod
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -143,7 +140,7 @@ class AuxiliaryActuator(ABC):
         return None
 
     def notified(self) -> frozenset[str]:
-        """Uids of the pods that its last notice of a step before it has reached."""
+        """Uids of the pods that got its last notice of a step before it was taken."""
         return frozenset()
 
     def mark(self) -> MarkStatus | None:
@@ -151,7 +148,7 @@ class AuxiliaryActuator(ABC):
         return None
 
     def api_usable(self) -> bool:
-        """The API server responds again, or there are other credentials for it: whether something is tried again."""
+        """Called when the API server responds again or has other credentials. Returns whether it retries something."""
         return False
 
 
@@ -269,6 +266,7 @@ class PeriodicWorker:
         rests_until = -math.inf
         while True:
             period_s = self._period_s(self.situation) if self.situation is not None else None
+            # Both in one wait: a sleep over the gap first would be one more wake-up.
             await self._wake_up.wait(math.inf if period_s is None else self._gap_s + period_s)
             if trio.current_time() < rests_until:
                 await trio.sleep_until(rests_until)
@@ -289,11 +287,9 @@ class PeriodicWorker:
 
     @asynccontextmanager
     async def restoring(self) -> AsyncIterator[PlanSnapshot | None]:
-        """No sweep inside this block, and none after it before the next reconciliation. Yields the last situation.
-
-        Mode and holds may have changed with the restore.
-        """
+        """No sweep inside this block, and none after it before the next reconciliation. Yields the last situation."""
         async with self._lock:
+            # Mode and holds may change with the restore: the old situation would set the values again.
             last, self.situation = self.situation, None
             yield last
 
@@ -303,7 +299,7 @@ class PeriodicWorker:
 
 
 class PeriodicActuator(AuxiliaryActuator):
-    """What auxiliary actuators have in common that sweep at intervals, and when their part of the plan changes."""
+    """Base of auxiliary actuators that sweep at intervals, and when their part of the plan changes."""
 
     def __init__(self, worker: PeriodicWorker, relevant: Callable[[PlanSnapshot], object] | None = None) -> None:
         """``relevant``: the parts of a situation on which sweeps depend; None: they depend on each reconciliation."""

@@ -1,11 +1,7 @@
 """Rows of the ledger for values that are in no cgroup file, and how they are restored.
 
-Each kind of object has one codec between an actuator's state and rows. The rows are in the store before anything is
-written, so that the changed values are recorded after a crash and while no daemon runs.
-
-For a plain value `undo_values` does the rest with a `ValueAccess`: it checks the identity, compares the original, our
-values and the current one, writes and reads again. A kind that needs a procedure instead (a group, a queueing
-discipline, a cookie) has it in its own module.
+Each kind of object has one codec between an actuator's state and rows. A plain value is restored by `undo_values` with
+a `ValueAccess`; a kind that needs a procedure (a group, a queueing discipline, a cookie) has it in its own module.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -109,7 +105,7 @@ def _record(ledger: Ledger, codec: RowCodec[S], was: S, now: S, dropped: str) ->
 
 
 def _same(before: LedgerEntry, after: LedgerEntry) -> bool:
-    # The ledger sets these two.
+    # The ledger itself sets these two.
     return before == replace(after, order=before.order, touched_at=before.touched_at)
 
 
@@ -133,7 +129,7 @@ class LedgerState(Generic[S]):
         self.now = state
 
     async def restored(self, left: S, done: Sequence[RestoreResult]) -> list[RestoreResult]:
-        """Record what a restore has left; its results are refusals where that cannot be recorded."""
+        """Record what a restore has left. Returns its results, as refusals if that cannot be recorded."""
         try:
             await self.save(left, dropped="restored")
         except StoreError as exc:
@@ -176,6 +172,7 @@ def undo_value(row: LedgerEntry, access: ValueAccess) -> RestoreResult:
         actual = access.read(row)
         if actual == row.original:
             return result(RestoreOutcome.ALREADY)
+        # `ours` has more than the newest: after a crash the file may hold the value before it.
         if actual not in row.ours:
             return result(RestoreOutcome.FOREIGN)
         access.write(row, row.original)

@@ -1,11 +1,9 @@
 """The files of the node, outside of every cgroup, that policies may set: the path of each, and the codec of its text.
 
-A policy names one in a `state.plan.FileTarget`; `reconciler.actuators.files.node_files` writes it, records the
-original, reports it, and restores it. A new file is one entry of the catalog; a new form of text needs a codec as well.
-The values are integers, so that a target can be bounded (`FileTarget.most_rise`).
+A policy names one in a `state.plan.FileTarget`; `reconciler.actuators.files.node_files` writes and restores it. A new
+file is one entry of the catalog; a new form of text needs a codec as well.
 
-Source: kernel documentation, admin-guide/sysctl/vm; kernel/sched/debug.c. ``watermark_scale_factor`` is from Linux
-4.6; /proc/sys is read-only in containers that are not privileged.
+Source: kernel documentation, admin-guide/sysctl/vm; kernel/sched/debug.c.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,6 +20,8 @@ from state.memory import MIN_FREE, SCALE
 
 class FileCodec(Struct, frozen=True):
     """The text of a file: decoded to a number (errors: `ValueError`), and encoded from one."""
+
+    # Integers only: a target is bounded by `FileTarget.most_rise`.
 
     decode: Callable[[str], int]
     encode: Callable[[int], str]
@@ -52,7 +52,7 @@ def _sysctl(name: str) -> NodeFile:
 
 _FILES: Final = (
     _sysctl(MIN_FREE),
-    _sysctl(SCALE),
+    _sysctl(SCALE),  # from Linux 4.6
     *(
         NodeFile(name, path, FEATURE if name.endswith(HRTICK) else NUMBER)
         for files in TURN_FILES

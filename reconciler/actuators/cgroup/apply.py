@@ -1,12 +1,6 @@
-"""Brings the control files of the given groups to exactly the wanted settings.
+"""Brings the control files of the given groups to exactly the wanted settings. One caller at a time (the worker).
 
-Per pass: compare every group, record the originals of first touches durably, write in the kernel's order, read back,
-record the outcomes, and prepare the fast path for the runtime's next signal. Level-triggered: apart from the ledger,
-all state can be rebuilt by another pass.
-
-One caller at a time (the worker). It waits in two places only: for the store's thread (an fsync) and, for a bounded
-time, for the blocking writer. A write that the kernel has not finished by then is recorded as under way; a later pass
-records its outcome.
+Level-triggered: apart from the ledger, all state can be rebuilt by another pass.
 
 Longer than other modules because one pass, from a wanted value to its recorded outcome, is read as one sequence: each
 step depends on what the one before left in the ledger and in the cache.
@@ -118,6 +112,8 @@ class CgroupActuator:
         # First: the comparison below rests on what these writes have left in the files.
         await self._collect_finished()
         for target in targets:
+            # Before `detect`, which drops the ledger entry where it reads the runtime's value: a signal after that
+            # would write the old value into a file without an entry.
             self._retract(target)
         work: list[FileWrite] = []
         slices = TimeSlice()
@@ -184,17 +180,15 @@ class CgroupActuator:
         self._begun.add(container_id)
 
     def rebase(self, target: GroupTarget) -> None:
-        """The runtime's own record has changed: its values become the ones to restore.
-
-        With the end of the container's creation the originals themselves, where they were read before: the runtime's
-        last write makes an original, not what a group has between its mkdir and that (on v1 no CPUs at all).
-        """
+        """The runtime's own record has changed: its values become the ones to restore."""
         if target.container is None:
             return
         # The first signal that this run has seen of the container.
         created = target.signalled and target.container.id not in self._begun
         self._begun |= {target.container.id} if target.signalled else set()
         for entry in self._ledger.group(target.group.path):
+            # Read between the mkdir and the runtime's last write (on v1 no CPUs at all): only that write makes an
+            # original.
             if created and entry.origin is OriginalSource.READ:
                 self._correct(target, entry)
             knob = CATALOG[entry.knob]
@@ -225,7 +219,7 @@ class CgroupActuator:
         self._ledger.correct(entry.key, text, origin)
 
     def on_executed(self, result: FastResult) -> None:
-        """Record what the fast path wrote for one container. The next pass verifies the values."""
+        """Record what the fast path wrote for one container. The next pass reads the values back."""
         works = self._prepared.get(result.container_id, {})
         for write, code in zip(result.writes, result.errnos, strict=True):
             work = works.get(write.key)
@@ -239,7 +233,7 @@ class CgroupActuator:
     # Recording
 
     async def _adopt(self) -> None:
-        """After the store was lost: record files that hold the wanted value and only bypassd can have written."""
+        """After the store was lost: record files whose wanted value only bypassd can have written."""
         writes, self.judge.adoptable = self.judge.adoptable, []
         if not writes:
             return
@@ -249,15 +243,15 @@ class CgroupActuator:
         await self._adopted(writes, entries, "cannot record the values in force before the store was lost")
 
     async def take_over(self, writes: Sequence[FileWrite]) -> bool:
-        """Record values of an earlier run that no store has, each with the value without bypassd as its original.
+        """Record values of an earlier run that the store does not have: from now on they are managed like any other.
 
-        Then they are changed and released like any other. False when that cannot be recorded.
+        False if they cannot be recorded.
         """
         entries = [
             replace(
                 self._entry(write),
                 original=None,
-                baseline=write.text,
+                baseline=write.text,  # the value without bypassd
                 wanted=write.actual,
                 seen=write.actual,
                 writer=US,
@@ -311,10 +305,8 @@ class CgroupActuator:
         return work
 
     def _correct_unwritten(self, work: FileWrite) -> bool:
-        """Whether a file that bypassd has recorded and not yet written has another value by now: its owner's newer one.
-
-        The first write may be hours after the record, where the kernel refuses it until then.
-        """
+        """Whether a recorded file that bypassd has not written yet has another value by now: its owner's newer one."""
+        # The kernel may have refused the first write for hours since the record.
         entry = self._unwritten(work)
         if entry is None or entry.original is None or work.target.creating:
             return False
@@ -325,7 +317,7 @@ class CgroupActuator:
         return True
 
     def _unwritten(self, work: FileWrite) -> LedgerEntry | None:
-        """The entry of a file that bypassd has not written yet, and that no write of it makes the kernel reset."""
+        """The entry of a file that bypassd has not written yet, and that the kernel resets with none of its writes."""
         entry = self._ledger.get(work.key)
         if entry is None or entry.writer or work.within:
             return None
@@ -404,7 +396,7 @@ class CgroupActuator:
                 await self._record_outcome(outcome, by_place[place])
 
     async def _plan(self, work: Sequence[FileWrite]) -> WritePlan:
-        """The plan of these writes. What is in the way of one is read again before it counts."""
+        """The plan of these writes. A group that blocks one is read again before it counts."""
         changes = [self._change(write) for write in work]
         control_files = self.judge.control_files
         plan = order_changes(changes, self._relatives(work), control_files.versions)
@@ -438,7 +430,7 @@ class CgroupActuator:
         judge.control_files.floors[path] = floor
 
     def _drop_floors(self) -> None:
-        """Forget the floors of settings that are not wanted any more, or in force."""
+        """Drop the floors of settings that are no longer wanted, or are in force."""
         floors, statuses = self.judge.control_files.floors, self.judge.statuses
         for path in list(floors):
             status = statuses.get((path, "cpu.quota"))
@@ -555,13 +547,11 @@ class CgroupActuator:
         self.judge.statuses.record(work, SettingState.WRITTEN, actual=outcome.after)
 
     def _note_altered(self, outcome: StepOutcome, work: FileWrite) -> None:
-        """A write left another value than the wanted one, or the first of several was accepted and a later one not.
-
-        What the file reads now is bypassd's value all the same: no other program's, and to be restored.
-        """
+        """A write left another value than the wanted one, or the first of several was accepted and a later one not."""
         if not outcome.wrote or outcome.after is None or outcome.after == outcome.before:
             return
         self.judge.control_files.store(KnobFile(work.knob, work.version, work.directory, work.key), outcome.after)
+        # The value is bypassd's all the same: no other program's, and to be restored.
         if work.action is not FileAction.RELEASE:
             self._ledger.wrote(work.key, before=outcome.before, after=outcome.after)
 
@@ -593,10 +583,7 @@ class CgroupActuator:
             self._ledger.wrote(work.key, before=outcome.before, after=outcome.after)
 
     def _guarded(self, steps: Iterable[WriteStep], works: Mapping[tuple[str, str], FileWrite]) -> list[WriteStep]:
-        """A release or a first write never overwrites a value that appeared after the comparison.
-
-        It is the owner's newer one; before a first write it becomes the original.
-        """
+        """Has a release or a first write fail if the file changed after the comparison: that value is its owner's."""
         safe: list[WriteStep] = []
         # After a write that resets it, and after its own first of two steps, a file no longer holds the compared value.
         begun = {(path, work.knob.resets) for (path, _), work in works.items()}
@@ -617,8 +604,9 @@ class CgroupActuator:
     async def _is_overtaken(self, work: FileWrite, code: int | None) -> bool:
         """Whether the fast path or another program changed what bounds this value after it was planned.
 
-        Then the next pass, with the present values, decides; where that happens again and again it is a refusal.
+        Then the next pass decides, with the present values.
         """
+        # A program that changes them in each pass would hide a refusal for ever.
         if code not in _BETWEEN_FILES or self._overtaken[work.place] >= _OVERTAKEN_MOST:
             self._overtaken.pop(work.place, None)
             return False
@@ -634,11 +622,7 @@ class CgroupActuator:
     # The fast path
 
     def _retract(self, target: GroupTarget) -> None:
-        """Drop prepared writes that are no longer wanted. Before the first await and any change of the ledger.
-
-        Otherwise a signal in between would write the old value into a file that has no ledger entry any more: the pass
-        has read the runtime's value there and taken the file for released.
-        """
+        """Drop prepared writes that are no longer wanted."""
         container = target.container
         if container is None or container.id not in self._prepared:
             return

@@ -1,8 +1,6 @@
-"""Compares one control file: its value, the wanted value and the value without the agent; decides the action.
+"""Compares one control file: its value, the wanted value and the value without the agent; decides the action. Pure.
 
-Pure. `compare` returns the action for a file, `spec_text` derives a value from the runtime's record, and `is_ours`
-decides whether the agent may have written a value. `GroupTarget` and `FileWrite` carry the data from deciding to
-writing.
+`GroupTarget` and `FileWrite` carry the data from deciding to writing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +25,7 @@ ALWAYS_RESTORED: Final = frozenset({FREEZE})
 _LEAST_SHARES: Final = 2
 """The kubelet's weight of a BestEffort pod, in cpu.shares."""
 _NONE_OF_KUBELET: Final = frozenset({"cpu.quota", "memory.high", "memory.soft"})
-"""Knobs of a QoS directory that no kubelet writes."""
+"""Knobs of a QoS directory that no kubelet writes. Its memory limit it may set (``--qos-reserved``)."""
 
 
 class FileAction(StrEnum):
@@ -57,12 +55,7 @@ class FileState(NamedTuple):
 
 
 def compare(entry: LedgerEntry | None, file_state: FileState) -> FileAction:
-    """The action for one file.
-
-    A file is "ours as written" while it still holds the text read back after our last write. An entry that was not
-    written yet (its original is durable, its write was lost in a crash or is not yet due) is not a conflict: its owner
-    wrote the current value.
-    """
+    """The action for one file. It is ours as long as it holds the text that was read back after our last write."""
     if file_state.wanted is None:
         if entry is None:
             return FileAction.NOTHING
@@ -76,6 +69,8 @@ def compare(entry: LedgerEntry | None, file_state: FileState) -> FileAction:
         return FileAction.NOTHING
     if entry is None:
         return FileAction.FIRST
+    # No writer: the original is durable, but the write was lost in a crash or is not yet due. Its owner's value is no
+    # conflict.
     if not entry.writer or (entry.writer == US and file_state.actual == file_state.seen):
         return FileAction.CHANGE
     return FileAction.FOREIGN
@@ -142,8 +137,7 @@ class FileWrite(NamedTuple):
 def spec_text(knob: Knob, version: Version, spec: RuntimeSpec | None) -> str | None:
     """The spec's value in the kernel's normal form; None if the spec does not name it.
 
-    It is the expected original before runc has written it, and the baseline to restore after the kubelet has changed
-    it: runc's own record follows every update, config.json keeps the values of the creation.
+    It is the expected original before runc has written it, and the value to restore after the kubelet has changed it.
     """
     if spec is None:
         return None
@@ -189,9 +183,7 @@ def value_without_agent(
 ) -> str | None:
     """The value of one file if only the kubelet and the runtime had written it; None: unknown.
 
-    For groups whose originals were lost with the store. The kubelet gives a BestEffort pod the least weight and no
-    quota, and a QoS directory no quota and no soft bounds of memory (its limit it may set: ``--qos-reserved``); other
-    pods' weights are sums of requests, which cgroups do not contain.
+    For groups whose originals were lost with the store.
     """
     if container is not None:
         return (
@@ -204,6 +196,7 @@ def value_without_agent(
         return knob.normal(knob.default(version), version) if of_services else None
     if name.kind is GroupKind.POD and knob.name == "cpu.idle":
         return knob.default(version)
+    # Other pods' weights are sums of requests, which cgroups do not contain.
     if name.kind is GroupKind.POD and name.qos is QosClass.BESTEFFORT and knob.name == "cpu.weight":
         return knob.normal(knob.encode(_LEAST_SHARES, version), version)
     of_pod = name.kind is GroupKind.POD and name.qos is QosClass.BESTEFFORT and knob.name == "cpu.quota"
@@ -213,13 +206,11 @@ def value_without_agent(
 
 
 def expected_after_runtime(knob: Knob, version: Version, spec: RuntimeSpec | None, parent_text: str | None) -> str:
-    """The value after the runtime has finished: its spec's, else the default of a fresh group.
-
-    A cpuset that the spec does not name is a copy of the pod's (``parent_text``), which runc writes itself.
-    """
+    """The value after the runtime has finished: its spec's, else the default of a fresh group."""
     text = spec_text(knob, version, spec)
     if text is not None:
         return text
+    # A v1 set that the spec does not name is the pod's: runc copies it.
     if knob.name in SETS and version == 1 and parent_text is not None:
         return knob.normal(parent_text, version)
     return knob.default(version)

@@ -2,10 +2,6 @@
 
 `WriteAttribution` records each file's last writer. `ForeignWrites` is a pure state machine per file: reassert, wait,
 yield, or honour the write as a hold. `ForeignWriteHandler` combines both for one foreign value and records the result.
-
-The kubelet, the runtime, systemd and people write these files too. An agent that always writes back never stops
-writing; an agent that never does protects no pod. So bypassd writes back, each time after a longer delay, and after a
-number of foreign writes it *yields* (`ForeignWrites.decide`).
 """
 
 import time
@@ -52,7 +48,7 @@ _EVENT_GAP_S: Final = 1.0
 """systemd's writes with no longer pause between them belong to one event. A daemon-reload of 2,000 units is one."""
 _MINUTE_S: Final = 60.0
 _MAX_WRITERS: Final = 10_000
-"""Directories whose writers are kept. Beyond, all are dropped: their values are by an unknown program from then on."""
+"""Directories whose writers are kept. Beyond, all are dropped: the writer of their values is unknown from then on."""
 _DESCRIBE_S: Final = 1.0
 _TOGETHER_S: Final = 0.01
 """A program that writes one file of a group writes others of it in the next milliseconds."""
@@ -133,12 +129,11 @@ class ForeignWrites:
         after ``retry_yielded_s`` or when the wanted value changes. A value that a person set becomes a hold at once.
 
         ``expected`` marks a write that came with the runtime's signal, ``reapplied`` one by systemd without it. Not
-        ``fresh``: this value was decided before and is unchanged, so it is not a further write; our own was refused, or
-        its hold has ended. While a wait or yield lasts the decision is repeated and nothing is counted; the first call
-        after its end returns REASSERT.
+        ``fresh``: this value was decided before and is unchanged: our own was refused, or its hold has ended.
         """
         rules = self._rules
         history = self._files.setdefault(key, FileHistory())
+        # While a wait or yield lasts its decision is repeated, and nothing is counted.
         if history.until:
             if now < history.until:
                 return ConflictDecision(history.last, history.until, f"written by {writer}")
@@ -343,14 +338,12 @@ class ForeignWriteHandler:
             del self._unrecorded[place]
 
     def _mid_update(self, work: FileWrite, now: float) -> bool:
-        """True while the runtime may still be writing: it has written, and its signal was not received yet.
-
-        runc reads the shares back after writing them and fails the kubelet's update if they differ from what it wrote.
-        Its rename ends the wait (the fast path reacts to it); without a signal the wait ends after `_UPDATE_S`.
-        """
+        """True while the runtime may still be writing: it has written, and its signal was not received yet."""
+        # runc's rename has ended the update: the fast path reacts to it.
         if work.target.signalled or work.target.container is None:
             self._updating.pop(work.place, None)
             return False
+        # runc reads the shares back after writing them and fails the kubelet's update if they differ.
         since = self._updating.setdefault(work.place, now)
         # The same sum as for `recheck`: with another rounding it would be due before it has ended, for ever.
         if now >= since + _UPDATE_S:
@@ -404,12 +397,9 @@ class WriteAttribution:
         self._last_logged = 0, float("-inf")
 
     def last_writer(self, directory: str, file: str) -> tuple[str, str] | None:
-        """(kind, process) of the last foreign write of one file; None if none was observed.
-
-        Includes events that the kernel has queued and this task has not yet read: a value may be read before its writer
-        is.
-        """
+        """(kind, process) of the last foreign write of one file; None if none was observed."""
         if self._watch is not None:
+            # The value may have been read before its event: take those that the kernel has queued, too.
             self._record(self._watch.take())
         return self._writers.get(directory, {}).get(file)
 

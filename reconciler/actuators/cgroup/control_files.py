@@ -1,8 +1,4 @@
-"""Reads control files, and caches the last values that bound what may be written.
-
-`masked` and `reset_by` know the knobs that the kernel resets with another one, `restore_text` the CPU sets that cannot
-be emptied again.
-"""
+"""Reads control files, and caches the last values that bound what may be written."""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -38,9 +34,9 @@ _TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
 _GROUPS_AT_ONCE: Final = 512
 """Groups below another one that are read in one pass; tenants decide how many there are."""
 MOST_GROUPS: Final = 65_536
-"""The most of them that count at all."""
+"""Groups below another one that are read at all."""
 _UNMANAGED_S: Final = 60.0
-"""So long the value of a group that bypassd does not manage is kept."""
+"""How long the value of a group that bypassd does not manage is kept."""
 # There is one, cpu.idle.
 _RESETTING: Final = tuple(knob for knob in CATALOG.values() if knob.resets is not None)
 
@@ -322,14 +318,15 @@ class ControlFileCache:
             return _NOTHING
 
     def last_seen(self, entry: LedgerEntry | None, file: KnobFile, actual: str) -> str | None:
-        """The text at the last read, adjusted for CPUs that the kernel has removed since: that is not a foreign write.
+        """The text at the last read, without CPUs that the kernel has removed since. None if never read.
 
-        None if never read. Both texts in normal form.
+        Both texts in normal form.
         """
         if entry is None or entry.seen is None:
             return None
         last = file.knob.normal(entry.seen, file.version)
         if last != actual and file.knob.name == "cpu.set" and file.version == 1:
+            # The kernel's removal of an offline CPU is not a foreign write.
             lost = CpuSet(cpu for cpu, at in self.unplugged.items() if at >= entry.written_at)
             if lost and CpuSet.parse(last) - lost <= CpuSet.parse(actual) < CpuSet.parse(last):
                 return actual
@@ -344,7 +341,7 @@ class ControlFileCache:
             raise cgroup_error(f"{directory}/{file}", exc, "read") from exc
 
     def _check_uncovered(self, path: str) -> None:
-        """Errors: `CgroupDeniedError` where the kernel's file is out of reach: nothing can be said of its value."""
+        """Errors: `CgroupDeniedError` if something is mounted over the kernel's file: its value is unknown."""
         if (place := covering(self.covered, path)) is not None:
             raise CgroupDeniedError(path, f"something else is mounted over it: umount {place}")
 
@@ -367,10 +364,6 @@ def covering(covered: Collection[str], path: str) -> str | None:
 def masked(hierarchy: Hierarchy, ledger: Ledger, files: FileOps, path: str, wanted: Collection[str]) -> dict[str, str]:
     """Masked knobs of this group -> the knob that masks each; only masks that are managed or ``wanted``.
 
-    A group in the idle class (``cpu.idle``) shows the class's weight and refuses any other (EINVAL), and on leaving the
-    class the kernel writes its own default weight. So the weight's original is recorded with the first touch of
-    ``cpu.idle``, its file is not written while the class lasts, and it is written again right after that.
-
     Source: kernel/sched/fair.c, sched_group_set_idle; tried on 5.15 to 6.18.
     """
     texts: dict[str, str] = {}
@@ -379,6 +372,8 @@ def masked(hierarchy: Hierarchy, ledger: Ledger, files: FileOps, path: str, want
         if file is None or knob.resets is None or (knob.name not in wanted and ledger.get(file.key) is None):
             continue
         text = _read(files, file)
+        # A group in the idle class shows the class's weight and refuses any other (EINVAL). When it leaves the class
+        # the kernel writes its default weight, so the wanted one is written right after that.
         if text is not None and knob.decode(text, file.version) != 0:
             texts[knob.resets] = knob.name
     return texts
@@ -403,17 +398,15 @@ def restore_text(
 ) -> str | None:
     """The text that restores a file; None if the original is unknown. ``original``: the value to restore.
 
-    On v2 a fresh group's set is empty, which means "as the parent"; once it has been set and processes are in the
-    group, the kernel answers ENOSPC to every attempt to empty it. The parent's effective set is equivalent until the
-    parent changes. An ancestor that is managed too is skipped: it is about to be restored as well. ``read`` reads a
-    file (second) of a group (first).
-
-    Source: kernel-measured on 5.10 to 6.18. Errors: those of ``read``.
+    ``read`` reads a file (second) of a group (first). Errors: those of ``read``.
     """
     knob, version = place
     if original is None or original.strip() or version != 2 or knob.name not in SETS:
         return original
+    # A v2 set that was empty ("as the parent") cannot be emptied again with processes inside: ENOSPC, measured on 5.10
+    # to 6.18. The parent's effective set is equivalent until the parent changes.
     group = _parent(entry.path)
+    # A managed ancestor's set is ours, and is about to be restored as well.
     while group != "/" and ledger.get((entry.controller, group, entry.file)) is not None:
         group = _parent(group)
     return read(group, f"{entry.file}.effective").strip()

@@ -45,12 +45,10 @@ _RACE_S: Final = 2.0
 
 @final
 class RecentReleases:
-    """The files of containers whose originals were restored within the last seconds; `reassert_runtime` ends a race.
+    """The files of containers whose originals were restored within the last seconds.
 
-    The kubelet takes a container over (an exclusive CPU, a resize): its checkpoint names it, our value is no longer
-    wanted, and the file's original is restored. The runtime writes the new value at about the same time. If it wrote
-    first and its value equals ours, the two cannot be distinguished. The runtime's signal, some milliseconds later,
-    brings a spec with the value that should be in the file, and no further event would cause a write.
+    The kubelet takes a container over (an exclusive CPU, a resize): our value is no longer wanted and is released while
+    the runtime writes the kubelet's. `reassert_runtime` corrects a release that came after the runtime's write.
     """
 
     def __init__(self, control_files: ControlFileCache) -> None:
@@ -94,8 +92,11 @@ class RecentReleases:
         if file is None or time.monotonic() - at >= _RACE_S or place[1] in target.settings:
             del self._files[place]
             return None
+        # If the runtime wrote first and its value equals ours, the release has overwritten it unnoticed. Only the spec
+        # names it, and no further event would cause a write.
         text = spec_text(file.knob, file.version, target.container.spec)
         raw = self._control_files.text(file)
+        # Not before the read: after an error it is tried again.
         del self._files[place]
         actual = file.knob.normal(raw, file.version)
         if text is None or actual != after or file.knob.normal(text, file.version) == after:
@@ -107,7 +108,7 @@ class RecentReleases:
 class ValuesInPlace:
     """The files that held the wanted value when they were compared, and that bypassd has never written.
 
-    The ledger does not contain them. A later change is another program's write all the same: a person's is a hold.
+    The ledger does not contain them; a later change is a foreign write all the same.
     """
 
     def __init__(self) -> None:
@@ -126,7 +127,7 @@ class ValuesInPlace:
         return self._values.get(place[0], {}).get(place[1], actual) != actual
 
     def keep_only(self, path: str, knobs: Collection[str]) -> None:
-        """Drop those of a group that are wanted no longer."""
+        """Drop those of a group that are no longer wanted."""
         if (values := self._values.get(path)) is not None:
             self._values[path] = {knob: value for knob, value in values.items() if knob in knobs}
             if not self._values[path]:
@@ -227,10 +228,7 @@ class ChangeDetector:
         return work
 
     def _check_period(self, target: GroupTarget) -> None:
-        """Read the period of a group with a wanted quota. With another one than the plan has used it is planned again.
-
-        The same quota is another share of a CPU then, and its file reads as wanted.
-        """
+        """Read the period of a group with a wanted quota; if it is not the one that the plan used, plan again."""
         path, setting = target.group.path, target.settings.get("cpu.quota")
         file = self.control_files.find(path, "cpu.period")
         if setting is None or file is None or target.creating:
@@ -239,14 +237,15 @@ class ChangeDetector:
         default = spec.period_us if spec is not None and spec.period_us else DEFAULT_PERIOD_US
         before = self.control_files.actual.get((path, "cpu.period"), default)
         self.control_files.load(path, ("cpu.period",))
+        # The same quota is another share of a CPU now, though its file reads as wanted.
         if self.control_files.actual.get((path, "cpu.period"), before) != before:
             work = FileWrite(target, *file, setting, "", "", "", FileAction.NOTHING)
             self.statuses.recheck(work, time.monotonic())
 
     def is_settled(self, target: GroupTarget) -> bool:
-        """Whether each file of the group reads as when `detect` last found that nothing is to be done.
+        """Whether each file of the group reads as when `detect` last found nothing to do, for the same settings.
 
-        For the very settings of then, in a pass that only the clock has caused. False where that is not certain.
+        For passes that only the clock has caused. False if that is not certain.
         """
         path, settings = target.group.path, target.settings
         statuses = self.statuses.by_group.get(path, {})
@@ -274,7 +273,7 @@ class ChangeDetector:
     def unrecorded_values(self, target: GroupTarget, knobs: Iterable[str]) -> list[FileWrite]:
         """Files without an entry that hold another value than kubelet and runtime leave there; the text is theirs.
 
-        Nothing of what cannot be read, or whose value without bypassd is not known.
+        Without files that cannot be read, or whose value without bypassd is unknown.
         """
         writes: list[FileWrite] = []
         reset = ""
@@ -441,10 +440,8 @@ class ChangeDetector:
         return not self.statuses.is_waiting(work)
 
     def _hangs(self, work: FileWrite) -> str | None:
-        """Why a limit of memory would stop the group instead of bounding it; None: it would not.
-
-        v1 without its OOM killer: at the limit every process waits for free memory, for ever.
-        """
+        """Why a limit of memory would stop the group instead of bounding it; None: it would not."""
+        # v1 without its OOM killer: at the limit every process waits for free memory, for ever.
         if work.knob.name not in MEMORY_PAIR or work.version != 1 or work.setting is None or work.setting.value is None:
             return None
         spec = work.target.container.spec if work.target.container is not None else None

@@ -26,11 +26,11 @@ from state.entry import FileKey
 RUNC_INIT = "runc:["
 """The process name of a container between its creation and the exec of its program, cut by the kernel to 15 letters."""
 _MOST_THREADS: Final = 64
-"""Threads of an init that are set at the signal; where its program runs already, the next sweep sets the others."""
+"""Threads of an init that are set at the signal; if its program runs already, the next sweep sets the others."""
 MOST_MISSED: Final = 1000
-"""Signals that are kept while nothing is prepared for them. Containers of no pod, or that end at once, never are."""
+"""Signals that are kept while nothing is prepared for them: nothing ever is for containers of no pod, for example."""
 _ROUNDS: Final = 2
-"""A thread that another one of the init has started meanwhile is found by the second listing."""
+"""Listings of an init's threads: the second one finds those that were started during the first."""
 
 
 class FastWrite(NamedTuple):
@@ -100,11 +100,7 @@ class _Prepared:
 
 @final
 class FastPath:
-    """Prepared writes by container id. `execute` is called by the source that reads the runtime's signal.
-
-    A container remains prepared for its whole life: ``runc update`` (the kubelet's CPU manager) ends in the same
-    rename, and our values are written back before any process was scheduled with the runtime's.
-    """
+    """Prepared writes by container id. `execute` is called by the source that reads the runtime's signal."""
 
     def __init__(
         self,
@@ -152,8 +148,8 @@ class FastPath:
     def prepare_init(self, container_id: str, *, procs: str, done: Callable[[InitClass], None]) -> None:
         """Prepare the idle class for the init of a container in creation. Its original must be durable already.
 
-        The container's program and every process below it inherit the class, and no runtime takes it back.
-        ``done`` is called with the outcome, within the task that read the signal.
+        The container's program and every process below it inherit the class. ``done`` is called with the outcome,
+        within the task that read the signal.
         """
         prepared = self._prepared.setdefault(container_id, _Prepared((), procs, signalled=False))
         prepared.on_init = done
@@ -184,6 +180,7 @@ class FastPath:
 
     def keep_inits(self, container_ids: Collection[str]) -> None:
         """Drop the idle class prepared for the inits of all other containers."""
+        # A copy: entries are deleted on the way.
         for container_id, prepared in list(self._prepared.items()):
             if prepared.on_init is not None and container_id not in container_ids:
                 prepared.on_init = None
@@ -204,6 +201,7 @@ class FastPath:
         """Execute the writes prepared for this container. False if there are none."""
         prepared = self._prepared.get(container_id)
         if prepared is None:
+            # A signal before its writes were prepared: `prepare` executes them then.
             self._missed[container_id] = signal_at
             if len(self._missed) > MOST_MISSED:
                 del self._missed[next(iter(self._missed))]
@@ -212,6 +210,7 @@ class FastPath:
         TIMER.stop()
         errnos = [write_now(self._files, write.directory, write.file, write.text) for write in prepared.writes]
         creation = not prepared.signalled
+        # It remains prepared: ``runc update`` (the kubelet's CPU manager) ends in the same rename.
         prepared.signalled = True
         on_init, prepared.on_init = prepared.on_init, None
         init = self._set_init(prepared.procs) if creation and on_init is not None else None
@@ -230,13 +229,12 @@ class FastPath:
         """Write before the signal, for a container whose creation takes long, what its runtime does not set.
 
         Where many pods start at once a creation may take seconds. The signal executes all writes.
-
-        runc reads ``cpu.shares`` back as soon as it has written it, and fails the container if the value is another
-        (``the minimum allowed cpu-shares is 307``).
         """
         prepared = self._prepared.get(container_id)
         if prepared is None or prepared.signalled:
             return
+        # runc reads ``cpu.shares`` back after writing it, and fails the container if the value is another ("the minimum
+        # allowed cpu-shares is 307").
         writes = tuple(write for write in prepared.writes if write.ahead)
         if not writes:
             return
@@ -247,8 +245,7 @@ class FastPath:
     def _set_init(self, procs: str) -> InitClass:
         """Set the idle class on all threads of the first process. A policy that is not the usual one remains.
 
-        Source: sched(7); runc's init locks the thread that will exec the program (``runtime.LockOSThread``), and all
-        its threads get the class.
+        Source: sched(7).
         """
         changed, kept = set[str](), set[str]()
         failed = 0
@@ -257,7 +254,8 @@ class FastPath:
             if not pids or not digits(pids[0]):
                 return InitClass(0, 0, errno.ESRCH)
             for _ in range(_ROUNDS):
-                # The main thread first: others that start from now on are its copies.
+                # All of them: runc's init locks one thread, which will exec the program (``runtime.LockOSThread``). The
+                # main thread first: others that start from now on are its copies.
                 for tid in (pids[0], *self._files.groups(f"{self._proc}/{pids[0]}/task"))[:_MOST_THREADS]:
                     if tid not in changed and tid not in kept:
                         with suppress(ProcessLookupError):
@@ -276,10 +274,7 @@ class FastPath:
         return usual
 
     def not_yet_executed(self, container_id: str, procs: str) -> bool | None:
-        """Whether the first process is still the runtime's init; None if unknown.
-
-        Read after the last write: True is sure.
-        """
+        """Whether the first process is still the runtime's init, and was so at the last write; None if unknown."""
         try:
             pids = self._files.read(procs, "cgroup.procs").split()
             if not pids:

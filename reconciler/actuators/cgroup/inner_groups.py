@@ -1,9 +1,8 @@
-"""Groups inside a managed group that its tenant has made: their CPU sets (and memory nodes) follow the managed group's.
+"""Groups that a tenant made inside its managed group: their CPU sets (and memory nodes) follow the managed group's.
 
-docker, kind, systemd or buildkit in a container make groups below it. cgroup v1 keeps each set inside its parent's: a
-container cannot leave a CPU that a group inside has (EBUSY), and a group inside does not grow with the container. They
-are the same pod's, so they are narrowed first and widened after, in one plan with the container (`cgroupfs.order_sets`
-has the order). Each has a row of its own in the ledger, with its own set (`plan_inner`).
+docker, kind, systemd or buildkit in a container make such groups. On cgroup v1 a container cannot leave a CPU that a
+group inside has (EBUSY), and a group inside does not grow with the container. So they are narrowed before it and
+widened after it, in one plan (`cgroupfs.order_sets`). Each has a row of its own in the ledger, with its own set.
 
 Source: kernel/cgroup/cpuset.c, validate_change; runc, cpuset_copy_if_needed.
 """
@@ -37,7 +36,7 @@ READ_AT_ONCE: Final = 512
 WRITTEN_AT_ONCE: Final = 128
 """Groups that are written in one pass, at most; fewer where that would take longer than `_WRITING_S`."""
 _LEAST_WRITTEN: Final = 8
-"""As many are written however long that takes: each change ends."""
+"""So many are written however long that takes, so that each change ends."""
 _WRITING_S: Final = 0.015
 """CPU time of one pass for the groups inside. A write of a v1 set costs as much as the machine has sets: 0.4 ms with
 3,000."""
@@ -47,7 +46,7 @@ _MOST_COPIES: Final = 64
 """Values of ours that are remembered during a change, beyond which the earlier ones are forgotten."""
 _RETRY_MAX_S: Final = 60.0
 _FEW: Final = 256
-"""Up to here a plan is made in the loop: it takes less than 2 ms."""
+"""Up to so many groups a plan is made in the loop: it takes less than 2 ms."""
 _VERIFY_S: Final = 2.0
 """After a change the groups are read once more: a runtime inside may have copied the value from before."""
 
@@ -98,9 +97,7 @@ class _Place(NamedTuple):
 def plan_inner(managed: ManagedSet, groups: Iterable[InnerSet]) -> list[InnerChange]:
     """The changes of the groups inside, parents first; those that need nothing and have no row are left out.
 
-    A group's own set is the one that it had, or, where it was made as a copy of the narrowed set (docker copies its
-    parent's), its parent's own. Wanted is its own set as far as its parent has those CPUs, and all of the parent's
-    where none is left. ``groups`` have parents before their children. Pure.
+    ``groups`` have parents before their children. Pure.
     """
     places = {managed.path: _Place(managed.copies, managed.wanted, managed.own)}
     changes: list[InnerChange] = []
@@ -110,7 +107,9 @@ def plan_inner(managed: ManagedSet, groups: Iterable[InnerSet]) -> list[InnerCha
             continue  # an unset group has no processes, and no set group inside; one with a row has lost its last CPU
         own = group.own
         if own is None:
+            # A group made as a copy of the narrowed set (docker copies its parent's) has its parent's own set.
             own = above.own if group.now in above.copies else group.now
+        # All of its parent's where none of its own is left: a v1 set cannot be emptied (ENOSPC).
         wanted = own & above.wanted or above.wanted
         copies = above.copies | {group.now} if own != group.now else above.copies
         places[group.path] = _Place(copies, wanted, own)
@@ -125,7 +124,7 @@ def plan_inner(managed: ManagedSet, groups: Iterable[InnerSet]) -> list[InnerCha
 def _plan(
     managed: ManagedSet, groups: Iterable[InnerSet], version: Version
 ) -> tuple[list[InnerChange], list[tuple[str, int]]]:
-    """The changes, and the moves of these and of the managed group in the kernel's order."""
+    """The changes, and the writes (path, mask) of these and of the managed group in the kernel's order."""
     changes = plan_inner(managed, groups)
     want = {change.path: change.wanted for change in changes if change.is_write}
     have = {change.path: change.now for change in changes if change.is_write} | {managed.path: managed.now}
@@ -176,6 +175,7 @@ class Inside:
 
     async def plan(self, managed: ManagedSet, version: Version) -> bool:
         """Plan the moves; False: a plan is being carried out, and its premises hold."""
+        # The copies grow while the plan is carried out.
         if self._planned is not None and self._planned._replace(copies=managed.copies) == managed:
             return False
         found = list(self.found.values())
@@ -195,7 +195,7 @@ class Inside:
         return len(self._moves)
 
     def take(self, most: int) -> dict[str, int]:
-        """The next part of the moves, in the kernel's order: the set of each group after it."""
+        """The next part of the moves, in the kernel's order: each group's set after it."""
         taken: dict[str, int] = {}
         while self._moves and len(taken) < most:
             path, mask = self._moves.pop()
@@ -203,7 +203,7 @@ class Inside:
         return taken
 
     def assume(self, taken: Mapping[str, int], managed: str) -> None:
-        """These moves are made; one that is refused has all groups read again."""
+        """Count these moves as made; after one that is refused all groups are read again."""
         for path, mask in taken.items():
             if path == managed:
                 if self._planned is not None:
@@ -219,7 +219,7 @@ class Inside:
 
 
 class Expansion(NamedTuple):
-    """One pass: the writes, those of groups inside included; rows without a write; and the groups that wait, why."""
+    """One pass: its writes, groups inside included; rows without a write; and the writes that wait, with the reason."""
 
     work: list[FileWrite]
     kept: list[FileWrite]
@@ -253,7 +253,7 @@ class InnerGroups:
             inside.failed = True
 
     def why_refused(self, place: tuple[str, str]) -> str | None:
-        """What the kernel answered in this pass to a group inside; None: nothing of the kind."""
+        """The kernel's refusal of a group inside in this pass; None: it refused none."""
         inside = self._inside.get(place)
         return inside.refused or None if inside is not None else None
 
@@ -368,7 +368,7 @@ class InnerGroups:
         return len(taken)
 
     async def _keep_rows(self, write: FileWrite, inside: Inside, result: Expansion) -> bool:
-        """Groups that need no write but a row, and rows that are needed no more; whether a part of them is left."""
+        """Groups that need a row but no write, and rows that are no longer needed; whether a part of them is left."""
         slices = TimeSlice()
         kept = 0
         for change in inside.changes.values():
@@ -418,7 +418,7 @@ class InnerGroups:
         return FileWrite(target, *file, made, own, now, str(value), action, within=write.key[1])
 
     def _towards(self, write: FileWrite, mask: int) -> FileWrite:
-        """A first write of the managed group: the groups inside still need CPUs that it is to leave."""
+        """A first write of the managed group, which keeps the CPUs that groups inside have not left yet."""
         value = CpuSet.from_mask(mask)
         setting = write.setting
         made = (
@@ -444,7 +444,7 @@ class InnerGroups:
         return False
 
     def _in_place(self, write: FileWrite) -> FileWrite | None:
-        """The same as if it were to be written again, with the value that the managed group has now."""
+        """The same write with the value that the managed group has now: of the group itself nothing changes."""
         try:
             actual = write.knob.normal(self._files.read(write.directory, write.key[2]).rstrip("\n"), write.version)
         except (OSError, ValueError):
@@ -454,10 +454,7 @@ class InnerGroups:
         return write._replace(raw=actual, actual=actual, text=actual, action=action, part=False)
 
     def _walk(self, write: FileWrite) -> Iterator[InnerSet]:
-        """The groups inside, with their own sets by the ledger.
-
-        A value that the tenant has written since is its own from then on: its row is dropped.
-        """
+        """The groups inside, with their own sets by the ledger."""
         for group in walk(self._hierarchy, self._files, write.key, write.knob, write.version):
             key = self._key(write, group.path)
             entry = self._ledger.get(key)
@@ -465,6 +462,7 @@ class InnerGroups:
                 yield group
                 continue
             text = str(CpuSet.from_mask(group.now))
+            # A value that the tenant has written since is its own set from then on.
             if not is_recorded(entry, self._ledger, text) and not self._is_kernels(write, entry, key, text):
                 self._ledger.restored(key, text)
                 yield group

@@ -1,9 +1,6 @@
 """The values that the runtime and kubelet record for containers, read from their files: for a restore.
 
-runc's state.json follows every update, so a container's file is restored to its value. The kubelet's CPU checkpoint may
-be newer: CPUs that it has made exclusive since are not given to another container, whatever an older record says.
-
-All these files belong to root. They are bounded and checked nevertheless: an invalid record counts as missing.
+An invalid record counts as missing.
 """
 
 import os
@@ -79,6 +76,7 @@ class Records:
         state = self._state(entry)
         text = entry.restore_text
         if state is not None and state.spec is not None:
+            # runc's state.json follows every update: its value is newer than the original.
             recorded = spec_text(knob, version, state.spec)
             # The record does not name this value: restore the original.
             text = recorded if recorded is not None else entry.original if entry.original is not None else text
@@ -88,6 +86,7 @@ class Records:
 
     def _allowed(self, entry: LedgerEntry, text: str) -> str:
         """A container's CPU set without the CPUs that the kubelet has made exclusive for other containers since."""
+        # It may be newer than the runtime's record, by which these CPUs are still another container's.
         cpus = self._checkpoint()
         # Only the static policy has exclusive CPUs, and it never takes one out of another container's set again.
         if cpus is None or cpus.policy is not CpuPolicy.STATIC or not (taken := cpus.exclusive_cpus):
@@ -187,7 +186,7 @@ def _container(entry: LedgerEntry) -> str | None:
 def _parsed(path: str, parse_one: _Parse[T]) -> T | None:
     """A record of at most `LARGEST_BYTES` in a regular file; None if it is invalid."""
     try:
-        # Neither waits for a FIFO in its place nor follows a link.
+        # All these files belong to root. Nevertheless it neither waits for a FIFO in its place nor follows a link.
         number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
         try:
             if not stat.S_ISREG(os.fstat(number).st_mode):

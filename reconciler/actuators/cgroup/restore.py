@@ -2,10 +2,7 @@
 
 Needs only a ledger, with or without a daemon, also after a SIGKILL at any point. Each file is compared three ways:
 the value to restore (the original, or the runtime's record as of now, `reconciler.actuators.cgroup.records`), the
-values that the agent may have left there, and the current value. A file that another program has changed since is left
-unchanged; a file without a known original is left unchanged and reported. A second restore does nothing.
-
-One value must not outlive the daemon: a frozen pod (`unfreeze`).
+values that the agent may have left there, and the current value. A second restore does nothing.
 """
 
 from collections import Counter
@@ -52,12 +49,9 @@ _AS_PARENT: Final = "was empty, which is impossible for a group with processes: 
 
 
 def adopt_unjournaled_writes(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> int:
-    """Record the current values of managed files as written by us; returns how many were not recorded yet.
+    """After a daemon was killed: record the values of ours that its ledger lacks; returns how many these are.
 
-    After a daemon was killed its last writes may be missing from the ledger: outcomes reach the disk in batches, while
-    originals are durable before the first write and each value is recorded just before it is written (`state.intents`).
-    So the values of ours that a file may hold are known. Any other value was written by another program meanwhile: a
-    restore leaves it unchanged and reports it.
+    Outcomes reach the disk in batches, so the last ones may be missing.
     """
     adopted = 0
     for entry in ledger.control_files():
@@ -71,6 +65,7 @@ def adopt_unjournaled_writes(hierarchy: Hierarchy, ledger: Ledger, *, files: Fil
             raw = files.read(hierarchy.directory(entry.controller, entry.path), entry.file).rstrip("\n")
             actual = knob.normal(raw, version)
             known = [knob.normal(text, version) for text in (entry.seen, entry.restore_text) if text is not None]
+            # All of ours are known: each was recorded just before it was written (`state.intents`).
             ours = is_ours(knob, version, entry, ledger, actual)
         except (OSError, ValueError):
             # Gone or unreadable: the next pass detects and reports it.
@@ -149,14 +144,14 @@ async def restore_all(
     ``only``: those of one pod uid. ``policy``: those that one policy has set. ``between``: lets a pass of the daemon
     run; all but groups inside containers is restored and recorded then.
 
-    After a daemon was killed `adopt_unjournaled_writes` is first. The kernel's own rules order the writes; where
-    they leave a choice, the last touched file is restored first.
+    After a daemon was killed `adopt_unjournaled_writes` is first.
     """
     done: dict[FileKey, RestoreResult] = {}
     context = _RestoreContext(hierarchy, ledger, files, records, writer, done, between, covered(hierarchy))
     todo: list[LedgerEntry] = []
     inside: dict[_Place, _InnerRows] = {}
     slices = TimeSlice()
+    # Where the kernel's rules leave a choice, the last touched file is restored first.
     for entry in ledger.backwards():
         if (only is None or entry.pod_uid == only) and (policy is None or entry.policy == policy):
             place = _managed_place(context, entry)
@@ -214,6 +209,7 @@ async def _round(
             managed = ManagedSet(place[0], now, own, own, frozenset({now}))
             found |= await _plan_inside(context, managed, inside.pop(place))
     pending = [*(restore for restore in pending if restore.entry.key not in found), *found.values()]
+    # For groups inside a container it is enough to read from the container up: their own values were just read.
     around = await _bounding_values(context, {managed_above(item.entry.path) or item.entry.path for item in pending})
     steps, by_place = await _ordered(context, pending, around)
     again = await _perform(context, steps, by_place)
@@ -303,10 +299,7 @@ async def _plan_inside(
     inner: _InnerRows,
     between: Callable[[], Awaitable[None]] | None = None,
 ) -> dict[FileKey, _PendingRestore]:
-    """The restores of the groups inside one container: with a row in the ledger or without.
-
-    A group that was made meanwhile is a copy of the narrowed set; it would remain narrow, or be in the way.
-    """
+    """The restores of the groups inside one container: with a row in the ledger or without."""
     key = inner.near.controller, managed.path, inner.near.file
     rows, found, groups = dict(inner.rows), dict[FileKey, _PendingRestore](), list[InnerSet]()
     slices = TimeSlice()
@@ -336,6 +329,7 @@ async def _plan_inside(
     for change in changes:
         if change.is_write:
             place = (key[0], change.path, key[2])
+            # One without a row was made meanwhile, a copy of the narrowed set: it would stay narrow, or be in the way.
             made = found[place].entry if place in found else _row_of(context, inner.near, change)
             wanted, now = CpuSet.from_mask(change.wanted), CpuSet.from_mask(change.now)
             found[place] = _PendingRestore(made, str(wanted), str(now), emptied=False)
@@ -388,13 +382,11 @@ def _row_of(context: _RestoreContext, near: LedgerEntry, change: InnerChange) ->
 
 
 async def _updated(context: _RestoreContext, restored: Sequence[LedgerEntry]) -> list[LedgerEntry]:
-    """The files of containers whose record has changed since it was read: the runtime was in an update.
-
-    The record follows the runtime's writes by some milliseconds.
-    """
+    """The files of containers whose record has changed since it was read: the runtime was in an update."""
     before = {entry.key: context.wanted(entry) for entry in restored if context.records.has(entry)}
     if not before:
         return []
+    # The record follows the runtime's writes by some milliseconds.
     await trio.sleep(_UPDATE_S)
     context.records.forget()
     return [entry for entry in restored if entry.key in before and context.wanted(entry) != before[entry.key]]
@@ -476,10 +468,7 @@ def _change(restore: _PendingRestore, version: int) -> KnobChange:
 
 
 async def _bounding_values(context: _RestoreContext, tops: Collection[str]) -> Known:
-    """The current values of these groups and their ancestors: they bound what may be written.
-
-    Groups inside a container have the container above them, and they are as they were read.
-    """
+    """The current values of these groups and their ancestors: they bound what may be written."""
     hierarchy, files = context.hierarchy, context.files
     around: dict[tuple[str, str], Value] = {}
     slices = TimeSlice()
@@ -511,13 +500,11 @@ def _result(entry: LedgerEntry, undo: RestoreOutcome, text: str, detail: str = "
 
 
 def unfreeze(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> tuple[list[str], list[str]]:
-    """Thaw every group that the ledger records as frozen by us. Writes the files directly: 0.4 ms each.
+    """Thaw every group that the ledger records as frozen by us, also under a hold.
 
-    A frozen pod does nothing, answers no probe, and on cgroup v1 cannot even be killed. So it is thawed at a stop,
-    before anything else at a start, by the unit after a crash (``bypassctl thaw``), and under a hold as well. An
-    eviction that freezes a pod for half a second, to kill one whose processes fork too fast, records that in its own
-    journal: the daemon thaws it when it resumes the eviction, `reconciler.responses.eviction.journal.thaw_killed` if no
-    daemon follows.
+    A frozen pod must not outlive the daemon: it answers no probe, and on cgroup v1 cannot even be killed. So this runs
+    at a stop, first at a start, and by the unit after a crash (``bypassctl thaw``). Pods that an eviction froze to kill
+    them are in its own journal (`reconciler.responses.eviction.journal.thaw_killed`).
 
     Returns the paths of the thawed groups, and the failures as texts for people. Errors: none.
     """
@@ -534,7 +521,7 @@ def unfreeze(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> 
                 continue
             if knob.decode(files.read(directory, entry.file), version) == 0:
                 continue
-            files.write(directory, entry.file, knob.encode(0, version))
+            files.write(directory, entry.file, knob.encode(0, version))  # in the event loop: 0.4 ms
             ledger.wrote(entry.key, before=None, after=knob.normal(files.read(directory, entry.file), version))
             if _is_frozen_above(hierarchy, files, entry.path, version):
                 failed.append(f"{entry.path}: still frozen: a group above it is frozen by another program")

@@ -53,7 +53,7 @@ class StatusTable:
         self.by_group: dict[str, dict[str, SettingStatus]] = {}
         """By group path, then knob."""
         self._unsettled: set[tuple[str, str]] = set()
-        """The places of states in which something is to happen or is wrong: not every group is searched for them."""
+        """The places whose state is not `_AS_PLANNED`, so that not every group is searched for them."""
         self._retries: dict[str, dict[str, _Retry]] = {}
         self._alert = alert
 
@@ -85,7 +85,7 @@ class StatusTable:
         return path in self._retries
 
     def unsettled_settings(self) -> list[SettingStatus]:
-        """Those that are neither in force nor planned only, nor being written, by group."""
+        """Those in whose state something is to happen or is wrong, by group."""
         found = map(self.get, sorted(self._unsettled))
         return [status for status in found if status is not None and status.state not in _AS_PLANNED]
 

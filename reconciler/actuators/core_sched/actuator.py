@@ -1,10 +1,5 @@
 """Assigns core scheduling cookies to the threads of the pods' containers. An auxiliary actuator.
 
-After each reconciliation, and every few seconds because processes started by ``exec`` inherit no cookie: read all
-threads and their cookies, compare, assign, and repeat until nothing is left to do. A new cookie's number is in the
-store before any thread gets it, so that its owner is known after a crash: to `restore`, and to the next run, which
-continues with the existing cookies.
-
 Source: kernel documentation, admin-guide/hw-vuln/core-scheduling. A difference from Koordinator, which runs a helper
 process for each cookie and loses all of them with its cache: here the threads themselves keep a cookie alive.
 """
@@ -231,6 +226,7 @@ class CoreSched(PeriodicActuator):
         created = {
             cookie: share.group for cookie, share in zip(cookies, shares, strict=True) if cookie and not share.cookie
         }
+        # Before any thread gets a new cookie: after a crash `restore` and the next run know whose it is.
         if created and not await self._save({**self._ours, **created}):
             return written
         for carrier, share, cookie in zip(carriers, shares, cookies, strict=True):
@@ -325,6 +321,7 @@ class CoreSched(PeriodicActuator):
 
 
 def _period_s(situation: PlanSnapshot) -> float | None:
+    # Processes that are started by ``exec`` inherit no cookie.
     plan = situation.plan.cookies
     return plan.sweep_s if plan is not None else None
 

@@ -1,8 +1,8 @@
 """Core scheduling by prctl(2): one task at a time, each task with a cookie or none.
 
-Two tasks run on two threads of one core at the same time only if their cookies are equal; tasks without a cookie run
-with each other. A cookie is created by the kernel, cannot be chosen, is inherited by children at fork, and exists while
-a task has it. Only a hash of it can be read: equal for equal cookies while they exist.
+Tasks run on two threads of one core at the same time only if their cookies are equal, or both have none. The kernel
+creates a cookie; children inherit it at fork; it exists while a task has it. Only a hash of it can be read: equal for
+equal cookies while they exist.
 
 Source: kernel documentation, admin-guide/hw-vuln/core-scheduling; prctl(2); kernel/sched/core_sched.c. Tried on 6.1.
 """
@@ -93,13 +93,10 @@ def unable(prctl: Prctl) -> str:
 
 @final
 class CookieCarrier:
-    """A dedicated thread that passes a cookie to other tasks. It starts without one; its cookie ends with it.
-
-    Only tasks can pass on a cookie, and every thread inherits the cookie of its creator: so the carrying thread must
-    never do anything else, before or after.
-    """
+    """A dedicated thread that passes a cookie to other tasks. It starts without one; its cookie ends with it."""
 
     def __init__(self) -> None:
+        # Only a task can pass on its cookie, and every thread inherits that of its creator: this one does nothing else.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="core-cookie")
 
     def call(self, function: Callable[..., T], *arguments: object) -> T:

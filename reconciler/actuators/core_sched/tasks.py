@@ -1,13 +1,8 @@
 """The threads of containers and their cookies: reading them, assigning cookies, and clearing ours.
 
-Everything here blocks and runs in a worker thread. Threads start and exit meanwhile: an exited one is not an error; the
-caller repeats until nothing is left to do.
-
-The ledger records which cookies are ours: a cookie is recorded before any thread has it, and the restore clears only
-these. A cookie's number is valid during one boot only, like every row of the ledger.
-
-A group is a set of containers whose threads share one cookie. A group's cookie is derived from its threads: the one of
-ours that most of them have. Cookies that are not ours (a program that uses core scheduling itself) are left unchanged.
+Everything here blocks and runs in a worker thread. A group is a set of containers whose threads share one cookie.
+Threads start and exit meanwhile: the caller repeats until nothing is left to do. The ledger records which cookies are
+ours.
 """
 
 import errno
@@ -73,13 +68,13 @@ class ThreadTally(Struct, frozen=True, kw_only=True):
 def current(
     wanted: Mapping[str, str], observed: Mapping[str, ObservedThreads], ours: Mapping[int, str]
 ) -> dict[str, int]:
-    """The cookie of each group that has one now. ``wanted``: container to group; ``ours``: cookie to group.
+    """The cookie of each group that has one now: the one of ours that most of its threads have.
 
-    Only cookies of the group's own threads count: a cookie without threads may be reused by the kernel for another
-    group.
+    ``wanted``: container to group; ``ours``: cookie to group.
     """
     votes: dict[str, Counter[int]] = {}
     for path, group in wanted.items():
+        # Only the group's own threads: the kernel may reuse the number of a cookie without threads for another group.
         for cookie in observed[path].threads.values() if path in observed else ():
             if ours.get(cookie) == group:
                 votes.setdefault(group, Counter())[cookie] += 1
@@ -104,6 +99,7 @@ def decide(
         for tid, cookie in sorted(observed[path].threads.items()):
             if group is not None and target and cookie == target:
                 source.setdefault(group, tid)
+            # A cookie that is not ours: the program uses core scheduling itself.
             elif path in left or (cookie and cookie not in ours):
                 continue
             elif group is not None:
@@ -183,7 +179,7 @@ _ROUNDS: Final = 5
 
 
 class AssignResult(NamedTuple):
-    """The outcome of an assignment: the threads that have it, and the errors of others. One that has ended has none."""
+    """The outcome of an assignment: threads that have it, and the errors of others. One that exited is in neither."""
 
     done: tuple[int, ...]
     refused: Mapping[int, str]
@@ -240,7 +236,7 @@ def assign(carrier: CookieCarrier, prctl: Prctl, tids: Iterable[int]) -> AssignR
             try:
                 prctl.share_to(tid)
             except OSError as exc:
-                if exc.errno != errno.ESRCH:
+                if exc.errno != errno.ESRCH:  # it has exited
                     refused[tid] = _error_text(exc)
             else:
                 done.append(tid)

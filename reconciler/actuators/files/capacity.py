@@ -1,12 +1,7 @@
 """Writes the capacity files of BE pods, and removes them. An auxiliary actuator.
 
-Each file is in an emptyDir volume that the pod names (`reconciler.policies.capacity`): the pod controls what is in that
-directory, so no component of the path is followed as a link and the file is renamed into place
-(`reconciler.runtime.notefile`). A row of the ledger exists before the first write, so a restore removes the file also
-after a crash; the kubelet removes it with the pod.
-
-A file is written when its content changes, and again at intervals: by ``validUntil`` its reader sees whether the daemon
-still runs.
+Each file is in an emptyDir volume that the pod names (`reconciler.policies.capacity`), and is written when its content
+changes, and at intervals. The kubelet removes it with the pod.
 """
 
 import os
@@ -41,11 +36,12 @@ from state.kinds import CAPACITY
 
 SCHEMA: Final = 1
 VALID_S: Final = 180.0
-"""A file is current for this long; a running daemon writes it three times as often."""
+"""A file is current for this long: by it the reader sees whether the daemon still runs, which writes it three times as
+often."""
 _GAP_S: Final = 1.0
 """From one sweep to the next, so that a file is written at most once in this time."""
 _FILE_S: Final = 2.0
-"""For one file: the file system of a volume may hang."""
+"""For one file: the file system of its volume may hang."""
 _LONGEST_REASON: Final = 400
 _ABSENT: Final = "none"
 _T = TypeVar("_T")
@@ -67,6 +63,7 @@ class CapacityPlace(Struct, frozen=True, kw_only=True, order=True):
 
     def note(self, root: str) -> NoteFile:
         """The file. Errors: `OSError` if a name is none."""
+        # The pod controls the directory: the names are apart, so that none is followed as a link.
         return NoteFile(
             os.path.join(root, self.pods_dir.lstrip("/")),
             (self.uid, "volumes", EMPTY_DIRS, self.volume),
@@ -183,7 +180,7 @@ class CapacityFiles(PeriodicActuator):
         self._threads = trio.CapacityLimiter(4)
         """A thread that was abandoned in a hanging file system keeps its place here."""
         self._busy: set[CapacityPlace] = set()
-        """Files that a thread is at: one that hangs is not tried by a second one."""
+        """Files that a thread writes or removes now: no second thread tries one that hangs."""
         self._written: dict[CapacityPlace, tuple[PodCapacity, float]] = {}
         self._problems: dict[str, str] = {}
 
@@ -297,7 +294,7 @@ class CapacityFiles(PeriodicActuator):
         return await self._rows.restored(CapacityRows(places=self._rows.now.places - finished), done)
 
     async def _in_thread(self, place: CapacityPlace, act: Callable[[], _T]) -> _T:
-        """A file system that hangs costs its own file only, and one thread."""
+        """Run it in a thread for at most `_FILE_S`. Errors: `trio.TooSlowError` if the file system hangs."""
         if place in self._busy:
             raise trio.TooSlowError
         began = False
@@ -315,6 +312,7 @@ class CapacityFiles(PeriodicActuator):
             with trio.fail_after(_FILE_S):
                 return await in_worker(work, abandon_on_cancel=True, limiter=self._threads)
         finally:
+            # An abandoned thread frees the file itself, when its file system answers.
             if not began:
                 self._busy.discard(place)
 

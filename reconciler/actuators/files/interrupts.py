@@ -1,9 +1,6 @@
 """Confines interrupts to CPUs that no pod owns, and restores their own places. An auxiliary actuator.
 
-Object: an interrupt's number, with its actions (devices). A place that is neither the original nor ours was chosen by
-another program (irqbalance): it remains, and this interrupt is not moved again while the daemon runs.
-
-**Cost**: one listing and one read of 3 us an interrupt, once a minute and when the owned CPUs change.
+Object: an interrupt's number, with its actions (devices). An interrupt's *place* is the set of CPUs that may get it.
 
 Source: kernel documentation, core-api/irq/irq-affinity; kernel/irq/proc.c (errors of a write).
 """
@@ -43,6 +40,7 @@ from state.topology import Topology
 NAME: Final = "interrupts"
 FILE: Final = "smp_affinity_list"
 _PERIOD_S: Final = 60.0
+"""Each sweep is one listing, and one read of 3 us an interrupt."""
 _RETRY: Final = 10
 """Sweeps of the same plan after which a refused move is tried again: each try writes rows of the store and of its
 history."""
@@ -103,7 +101,7 @@ class InterruptFiles:
         return sorted(int(name) for name in names if name.isascii() and name.isdecimal() and len(name) < 10)[:_MOST]
 
     def device(self, number: int) -> str:
-        """The names of its actions: the directories in its own. Empty: it serves nothing. Errors: `OSError`."""
+        """The names of its actions: the directories in its own. Empty: it serves no device. Errors: `OSError`."""
         return printable(",".join(sorted(self._files.groups(f"{self._directory}/{number}"))))[:_LONGEST]
 
     def cpus(self, number: int) -> CpuSet:
@@ -115,7 +113,7 @@ class InterruptFiles:
         self._files.write(f"{self._directory}/{number}", FILE, str(cpus))
 
     def with_kernels(self, number: int, place: MovedInterrupt) -> MovedInterrupt:
-        """The record, of which a place that the kernel chose for lack of our CPUs is one of ours."""
+        """The record; if the kernel chose the present place because our CPUs were offline, that counts as ours."""
         try:
             online = CpuSet.parse(self._files.read(self._cpus, "online").strip())
             now = self.cpus(number)
@@ -124,13 +122,11 @@ class InterruptFiles:
         return replace(place, ours=(*place.ours, str(now))) if is_kernels(now, place, online) else place
 
     def is_same(self, row: LedgerEntry) -> bool:
-        """Whether it is the moved interrupt: it serves the same device, or still has a place of ours.
-
-        The kernel keeps a place while devices are added and removed (an interface that is set down and up, a second
-        device on a shared line); a number that was given to another device has that device's place.
-        """
+        """Whether it is the moved interrupt: it serves the same device, or still has a place of ours."""
         number, _, device = row.path.partition(" ")
         try:
+            # The kernel keeps a place while an interface is set down and up, or a second device joins a shared line. A
+            # number that was given to another device has that device's place.
             return self.device(int(number)) == device or str(self.cpus(int(number))) in row.ours
         except FileNotFoundError:
             return False
@@ -157,11 +153,12 @@ def target_of(original: CpuSet, avoid: CpuSet, free: CpuSet, topology: Topology)
 
 
 def is_kernels(now: CpuSet, place: MovedInterrupt, online: CpuSet) -> bool:
-    """Whether the kernel chose this because every CPU of our place was offline: all CPUs but those, online or since.
+    """Whether the kernel chose this place because every CPU of ours was offline.
 
     Source: kernel/irq/cpuhotplug.c, a broken affinity becomes that of all online CPUs.
     """
     ours = CpuSet.parse(place.ours[-1]) if place.ours else CpuSet()
+    # At least all that are online now but ours: CPUs may have come or gone since.
     return bool(ours) and not ours & now and online - ours <= now
 
 
@@ -292,7 +289,7 @@ class InterruptPlaces(PeriodicActuator):
         if before is not None and str(now) not in before.ours and not is_kernels(now, before, topology.online):
             # The original, where no place of ours was read yet: a kill came between the row and the write.
             if number in self._confirmed or str(now) != before.original:
-                seen.foreign[number] = str(now)
+                seen.foreign[number] = str(now)  # such as irqbalance's: not moved again while the daemon runs
                 return
         elif before is not None:
             self._confirmed.add(number)
@@ -309,7 +306,7 @@ class InterruptPlaces(PeriodicActuator):
             seen.moves[number] = (place, wanted)
 
     def _write(self, moves: Mapping[int, tuple[MovedInterrupt, CpuSet]]) -> dict[int, MovedInterrupt | None]:
-        """In the thread. What to record of those that are not at their new places; None: nothing of ours is there."""
+        """In the thread. What to record of those that are not at their new places; None: no value of ours is there."""
         others: dict[int, MovedInterrupt | None] = {}
         for number, (place, wanted) in moves.items():
             refused = None
@@ -321,7 +318,7 @@ class InterruptPlaces(PeriodicActuator):
             try:
                 now = self._access.cpus(number)
             except (OSError, ValueError) as exc:
-                if refused is None:  # its place was changed, so its row remains: only there the original is left
+                if refused is None:  # its place was changed: the row, which alone has the original, remains
                     self._refused[number] = errno_name(exc.errno) if isinstance(exc, OSError) else str(exc)
                 else:
                     others[number] = _older(place)
@@ -350,7 +347,7 @@ class InterruptPlaces(PeriodicActuator):
         return results
 
     def _next_s(self, situation: PlanSnapshot) -> float | None:
-        """A period also while an original waits for its place (its CPU may be offline), or after a failure."""
+        # Also while an original could not be restored (its CPU may be offline), or after a failure.
         plan = situation.plan.interrupts
         return _PERIOD_S if self._not_restored or self._failure or (plan is not None and plan.avoid) else None
 

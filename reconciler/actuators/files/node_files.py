@@ -1,9 +1,4 @@
-"""Sets files of the node outside of every cgroup (`reconciler.actuators.file_catalog`). An auxiliary actuator.
-
-The original is durable before the first write, together with every value of ours that the file may have after a crash.
-A value that is neither was written by another program (sysctl, tuned, the kernel itself as memory is plugged in): it is
-left unchanged, reported, and no longer restored.
-"""
+"""Sets files of the node outside of every cgroup (`reconciler.actuators.file_catalog`). An auxiliary actuator."""
 
 import os
 import time
@@ -233,6 +228,7 @@ class NodeFiles(PeriodicActuator):
         original = present if before is None else before.original
         target = max(value, original) if wanted.only_raise else value
         if before is not None and self._is_foreign(name, present, before):
+            # sysctl's, tuned's, or the kernel's own as memory is plugged in.
             return SettingState.YIELDED, f"set to {present} by another program; unchanged"
         if present == target:
             if before is not None:
@@ -249,12 +245,13 @@ class NodeFiles(PeriodicActuator):
         rows = self._rows[FILES[name].kind]
         fresh = NodeFileState(original=original, ours=ours, policy=setting.policy)
         try:
+            # Durable before the write: the original, and each value of ours that the file may have after a crash.
             await rows.save(FileRows(values={**rows.now.values, name: fresh}))
         except StoreError as exc:
             return SettingState.NOT_RECORDED, str(exc)
         refused = await self._worker.work(partial(self._access.set, name, target, expected=present))
         if refused == CHANGED:
-            # Its owner has written it while the original became durable: that value is the original of the next sweep.
+            # Its owner has written it while the original became durable: that value is the next sweep's original.
             rest = {file: state for file, state in rows.now.values.items() if file != name}
             try:
                 await rows.save(FileRows(values=rest if before is None else {**rest, name: before}))
@@ -276,7 +273,7 @@ class NodeFiles(PeriodicActuator):
         state = rows.now.values[name]
         if isinstance(after, int) and after not in state.ours:
             altered = replace(state, ours=(*state.ours[:-1], after, state.ours[-1]))
-            # Where that cannot be recorded, the next sweep takes it for another program's value, which is left.
+            # If that cannot be recorded, the next sweep takes it for another program's value and leaves it.
             with suppress(StoreError):
                 await rows.save(FileRows(values={**rows.now.values, name: altered}))
 

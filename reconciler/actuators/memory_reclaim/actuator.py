@@ -1,11 +1,8 @@
 """Reads the memory of BE containers, and reclaims requested amounts from them, one bounded action at a time.
 
-Reading takes a few small files per container, in the event loop. Actions run in one thread: never two at once, for one
-container or for two. Reclaimed memory needs no restore; the amount is counted. `reconciler.control.reclaim_loop`
-decides the actions.
+`reconciler.control.reclaim_loop` decides the actions. Reclaimed memory needs no restore.
 
-Source: kernel documentation admin-guide/cgroup-v2 (memory.reclaim, 5.19: EAGAIN is "less than requested"; from 6.9 on
-with ``swappiness=0``, which limits the reclaim to page cache) and cgroup-v1/memory (force_empty).
+Source: kernel documentation admin-guide/cgroup-v2 (memory.reclaim, from 5.19 on) and cgroup-v1/memory (force_empty).
 """
 
 import errno
@@ -34,6 +31,7 @@ from state.model import Container, Phase, Pod, PodClass
 _LOG: Final = get_log("memory_reclaim")
 _KNOB: Final = "memory.reclaim"
 _CACHE_ONLY: Final = " swappiness=0"
+"""From 6.9 on: limits the reclaim to page cache."""
 _CHUNK: Final = 16 << 20
 """Bytes of one write: an action on cgroup v2 can be cancelled between two."""
 _SLICE_S: Final = 0.001
@@ -150,7 +148,7 @@ class ReclaimActuator:
         cancelled: list[bool] = []  # the thread sees what is appended
         started = self._clock()
         try:
-            # The thread is abandoned when cancelled: it then ends at its next chunk.
+            # One thread for all containers: never two actions at once. Abandoned, it ends at its next chunk.
             got, outcome = await in_worker(self._reclaim, action, cancelled, abandon_on_cancel=True, limiter=self._lane)
         except trio.Cancelled:
             self._record(ReclaimResult(action, time.time(), self._clock() - started, None, "cancelled"))
@@ -195,17 +193,14 @@ class ReclaimActuator:
             try:
                 self._reclaim_chunk(directory, chunk, cache_only=action.cache_only)
             except OSError as exc:
-                if exc.errno == errno.EAGAIN:
+                if exc.errno == errno.EAGAIN:  # less than requested
                     return "partly reclaimed"
                 raise
             left -= chunk
         return "reclaimed"
 
     def _reclaim_chunk(self, directory: str, chunk: int, *, cache_only: bool) -> None:
-        """Reclaim one chunk. Before 6.9 only the amount can be requested, and the kernel may swap.
-
-        Errors: `OSError` as the kernel returns it.
-        """
+        """Reclaim one chunk. Errors: `OSError` as the kernel returns it."""
         if cache_only and self._has_swappiness:
             try:
                 self._files.write(directory, _KNOB, f"{chunk}{_CACHE_ONLY}")
@@ -215,6 +210,7 @@ class ReclaimActuator:
                 self._has_swappiness = False
             else:
                 return
+        # Before 6.9 only the amount can be requested, and the kernel may swap.
         self._files.write(directory, _KNOB, str(chunk))
 
     def _record(self, done: ReclaimResult) -> None:
