@@ -1,12 +1,7 @@
 """Marks the node's own object in the cluster while the node is closed to new BE pods. An auxiliary actuator.
 
-One taint, or one condition (`state.closing`); headroom 0 is published elsewhere (`reconciler.headroom.report`). The row
-in the ledger is durable before the first request, so that the mark is removed after a crash at any moment: at the next
-start, in any mode, or by ``restore`` without a daemon. It is also removed at an orderly end: nothing on the node would
-open it again.
-
-What another client has set, changed or removed stays as it is: each change names what was read (`NodeClient`). A
-request without an answer may be carried out later: the row stays, and the object is read again.
+One taint, or one condition (`state.closing`); headroom 0 is published elsewhere (`reconciler.headroom.report`). What
+another client has set, changed or removed is not changed: each request names what was read (`NodeClient`).
 """
 
 import time
@@ -63,20 +58,20 @@ _LOG: Final = get_log(NAME)
 _ABSENT: Final = "none"
 _CONDITION: Final = "condition"
 _GAP_S: Final = 2.0
-"""No change of the object follows the one before sooner."""
+"""Least time between two changes of the object."""
 _VERIFY_S: Final = 60.0
 """How often the mark is read again while it is in place."""
 _FIRST_RETRY_S: Final = 5.0
 _LAST_RETRY_S: Final = 60.0
-"""As often as a mark in place is read. Nothing else shows that rights were given back."""
+"""As often as a mark in place is read. Only a retry shows that rights were granted again."""
 _TRIES: Final = 4
-"""In a row after conflicts with other clients. The last one sets a condition whatever the object's version is: others
-change another part of it all the time."""
+"""In a row after conflicts with other clients. The last one sets a condition for any version of the object, of which
+other clients change other parts all the time."""
 _CONFLICT_S: Final = 0.1
 _END_S: Final = 4.0
 """For the removal at an orderly end."""
 _LATE_S: Final = 40.0
-"""A change without an answer may still be made so long after its request: the API server's own limit is 34 s."""
+"""So long after its request a change without an answer may still be made: the API server's own limit is 34 s."""
 _MOST_TEXTS: Final = 8
 """Texts of ours that a row keeps: the object has at most one of them."""
 _LONGEST_MESSAGE: Final = 200
@@ -178,10 +173,8 @@ class Removal(NamedTuple):
 
 
 async def remove(client: NodeClient, row: MarkRow) -> Removal:
-    """Remove a mark if it is ours, also after a conflict. Errors: none; they are in the result.
-
-    Its object is the row's, whatever name the node has now. One that is another machine's has no text of ours.
-    """
+    """Remove a mark if it is ours, also after a conflict. Errors: none; they are in the result."""
+    # The row's object, whatever name the node has now. One that is another machine's now has no text of ours.
     client = client.of(row.path)
 
     def result(undo: RestoreOutcome, detail: str = "", wait_s: float | None = None) -> Removal:
@@ -245,10 +238,10 @@ class NodeMarker(PeriodicActuator):
         self._status: MarkStatus | None = None
         self._wanted: ClosedNode | None = None
         self._confirmed = ""
-        """The uid of the object on which our mark was read back since the node was closed: if it is gone there, another
-        client has removed it. One that was deleted and made again never had it."""
+        """The uid of the object on which our mark was read back since the node was closed: if the mark is missing there
+        now, another client has removed it. An object that was deleted and made again has another uid."""
         self._late_until = clock() + _LATE_S if self._rows.now.rows else float("-inf")
-        """Until then a request of which no answer is known may be carried out: a row stays without its mark."""
+        """Until then a request without an answer may be carried out: a row stays even without its mark."""
         self._failures = 0
         self._retry_at = 0.0
         self._left: list[RestoreResult] = []
@@ -272,6 +265,7 @@ class NodeMarker(PeriodicActuator):
         try:
             await super().run(task_status=task_status)
         finally:
+            # Nothing on the node would open it again.
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _END_S):
                 await self.restore()
                 if self._made is not None:
@@ -396,6 +390,7 @@ class NodeMarker(PeriodicActuator):
             return MarkState.FOREIGN, f"{shown} has a value of another client{_writer(node, field)}; unchanged"
         if present is None and self._confirmed == node.uid:
             return MarkState.REMOVED, f"{shown} is not set again before the node has been open{_writer(node, field)}"
+        # Durable before the request: after a crash the next start, or ``restore`` without a daemon, removes the mark.
         fresh = MarkRow(path=client.path, field=field, ours=_texts(row, present, text), reason=wanted.reason)
         await self._rows.save(MarkRows(rows={**self._rows.now.rows, field: fresh}))
         # A conflict and a refusal are final; after any other end the request may still be carried out.
@@ -468,7 +463,7 @@ class NodeMarker(PeriodicActuator):
 def _texts(row: MarkRow | None, present: str | None, text: str) -> tuple[str, ...]:
     """The texts that the object can have of us: the one it has, the one that is set now, and those requested before.
 
-    Whether an earlier request was carried out, or will be, is not known where it had no answer.
+    A request without an answer may have been carried out, or may still be.
     """
     last = (text,) if present in {None, text} else (present, text)
     earlier = () if row is None else tuple(each for each in dict.fromkeys(row.ours) if each not in last)

@@ -1,9 +1,7 @@
 """Installs BE's HTB trees on the configured interfaces, sets their rates, reads their counters, and removes them.
 
-The kind of an interface's root qdisc is in the store before our tree replaces it; only a root that the kernel installed
-as its default is replaced, because the kernel reinstalls that one by itself. Our tree is identified by its handle
-(``4250:``), so it is found and removed also when the store is lost. `actuators.network.pod_ceiling` does the same for
-pods with a network namespace of their own. The rates are set by `reconciler.control.network_loop`.
+`actuators.network.pod_ceiling` does the same for pods with a network namespace of their own. The rates come from
+`reconciler.control.network_loop`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,6 +69,7 @@ _NONE: Final = "none"
 _INGRESS: Final = "ingress"
 """The original of a veth device that had an ingress qdisc already, to which our filter was added."""
 _TREE: Final = "4250:"
+"""The handle that identifies our tree, also when the store is lost."""
 _SLOT: Final = "slot "
 
 
@@ -143,7 +142,7 @@ def undo_pods(pods: PodTc, state: NetworkState, only: str | None = None) -> tupl
         try:
             unrecorded = {name: index for name, index in pods.redirected().items() if name not in chosen}
         except SourceError as exc:
-            # If the network stack cannot be read, nothing of ours is assumed on it, unless the store records it.
+            # If the network stack cannot be read, only what the store records is assumed to be there.
             unrecorded = {}
             if recorded.ifb and not chosen:
                 done.append(restore_result(direction.device, DEVICE, RestoreOutcome.REFUSED, str(exc)))
@@ -284,6 +283,7 @@ class NetworkActuator:
         root = await self._worker.work(partial(self._tc.root, name))
         if root is None:
             return TreeReading(problem="no such interface")
+        # A default is replaced, because the kernel reinstalls it by itself.
         if not (root.ours or root.default):
             return TreeReading(problem=f"its root qdisc {root.kind} belongs to another program: unchanged")
         state = self._rows.now

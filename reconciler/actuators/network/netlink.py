@@ -3,8 +3,7 @@
 pyroute2 takes some 300 µs of CPU for each device of the node, of which there are as many as pods; this module takes 20
 µs. It also sets one kind of filter and one of queue that pyroute2 does not support.
 
-Source: rtnetlink(7), include/uapi/linux/{if_link,net_namespace,netlink,pkt_cls}.h; RTM_GETNSID and IFLA_LINK_NETNSID
-are from Linux 4.0, IFLA_TARGET_NETNSID from 4.15.
+Source: rtnetlink(7), include/uapi/linux/{if_link,net_namespace,netlink,pkt_cls}.h.
 """
 
 import errno
@@ -23,7 +22,7 @@ NAME: Final = "network"
 _ROUTE: Final = 0
 _GET_LINK: Final = 18
 _NEW_LINK: Final = 16
-_GET_NSID: Final = 90
+_GET_NSID: Final = 90  # from Linux 4.0 on
 _NEW_NSID: Final = 88
 _ERROR: Final = 2
 _DONE: Final = 3
@@ -39,9 +38,9 @@ _IFNAME: Final = 3
 _LINKINFO: Final = 18
 _INFO_KIND: Final = 1
 _STATS64: Final = 23
-_NETNSID: Final = 37
+_NETNSID: Final = 37  # from Linux 4.0 on
 _FAR: Final = 5
-_TARGET_NETNSID: Final = 46
+_TARGET_NETNSID: Final = 46  # from Linux 4.15 on
 _NSA_NSID: Final = 1
 _NSA_FILE: Final = 3
 _NEW_FILTER: Final = 44
@@ -129,8 +128,9 @@ class Links:
     def handed_past(self, veth: Link) -> int | None:
         """Bytes that the other end of a veth device has received and this end has not sent; None: not known.
 
-        A program has handed them over without this end (``bpf_redirect_peer``). The kernel counts them from 6.7 on.
+        A program has handed them over without this end (``bpf_redirect_peer``).
         """
+        # From Linux 6.7 on the other end counts them as received.
         here = next(self._links(_REQUEST, _LINK.pack(0, 0, veth.index, 0, 0)), None)
         there = _LINK.pack(0, 0, veth.far, 0, 0) + _packed(_TARGET_NETNSID, struct.pack("=i", veth.peer or 0))
         far = next(self._links(_REQUEST, there), None)
@@ -158,7 +158,7 @@ class Links:
     ) -> None:
         """Classify packets by their input device into a class of another device's tree.
 
-        ``number``: the filter's, from 1 on; ``input_device``: the input device; ``class_id``: the class.
+        ``number``: the filter's, from 1 on.
         """
         options = _packed(_U32_CLASS, struct.pack("=I", class_id)) + _packed(_U32_SELECTOR, _EVERYTHING)
         options += _packed(_U32_INDEV, input_device.encode() + b"\0")

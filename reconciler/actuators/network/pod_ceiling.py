@@ -1,9 +1,7 @@
 """Redirects the traffic of BE pods with a network namespace of their own to an IFB, where they share BE's bandwidth.
 
-One instance for the packets that they send, one for those that they receive.
-
-A reading finds each BE pod's veth devices and the filters on them. The due steps are derived from it (`decide`), and
-are in the store before they are done.
+One instance for the packets that they send, one for those that they receive. The due steps are derived from a reading
+(`decide`), and are in the store before they are done.
 
 A pod is limited only if no other party is affected: not in a namespace that an online pod uses too; not with another
 program's filter on its veth device; not under an operator's hold. What is not determined yet remains unchanged.
@@ -41,9 +39,9 @@ _LOG: Final = get_log("pod_ceiling")
 FULL_READ_S: Final = 30.0
 """Redirects in place are read again this often. A reading for pods that start and end leaves them out."""
 _RETRY_S: Final = 2.0
-"""To the next reading where one failed, or a pod's namespace was not determined yet."""
+"""To the next reading after one that failed, or that did not find the namespace of every pod."""
 _BYPASS_BYTES: Final = 1 << 20
-"""Bytes of a pod none of which our filter counted: more than can be in transit between two counts."""
+"""Bytes of a pod that our filter did not count: more than can be in transit between two counts."""
 
 
 class PodLinks(Struct, frozen=True, kw_only=True):
@@ -326,7 +324,7 @@ class PodCeiling:
     async def through(self) -> int | None:
         """Bytes that our IFB has sent; None without it, and then the next round reads again.
 
-        Where the kernel has another rate than `limit` has set, the next `limit` sets it again.
+        If the kernel has another rate than `limit` has set, the next `limit` sets it again.
         """
         if self._ifb is None:
             return None
@@ -408,7 +406,7 @@ class PodCeiling:
         )
 
     def _bypassing(self, links: ObservedLinks) -> Sequence[int]:
-        """The devices that sent packets of which our filter counted none since the last reading, or were passed by."""
+        """The devices with traffic that our filter did not count since the last reading."""
         before, self._counted = self._counted, {}
         numbers = []
         for place in links.pods.values():

@@ -1,7 +1,6 @@
 """The kernel's traffic control as far as it is used here: one HTB tree per interface. Synchronous; for a thread.
 
-pyroute2 is imported by the first call: 100 ms and 25 MB that a node without this feature does not pay. Each call opens
-a netlink socket, uses and closes it (1.5-2.6 ms).
+pyroute2 is imported by the first call: 100 ms and 25 MB that a node without this feature does not pay.
 
 Source: bpf(2), bpf-helpers(7) on bpf_get_cgroup_classid (4.3), tc-htb(8); measured on 6.18, where cls_cgroup is not
 built.
@@ -35,7 +34,7 @@ _CALL: Final = 0x85
 _EXIT: Final = 0x95
 _GET_CGROUP_CLASSID: Final = 17
 _BURST_S: Final = 0.002
-"""A class may send ahead of its rate for so long: as much as a timer of the kernel may be late."""
+"""How long a class may send ahead of its rate: a timer of the kernel may be that late."""
 _LEAST_BURST: Final = 10_000
 _QUANTUM: Final = 60_000
 """Bytes per round among classes of equal priority; ours never share one. Without it the kernel warns about its default.
@@ -135,6 +134,7 @@ class RealTc:
 
     def install(self, index: int, rates: ClassRates) -> None:
         with connected(self._connect, str(index)) as link:
+            # Again: the caller's reading is older than the row that it has stored since.
             root = self._root(link, index)
             if root is None or not (root.ours or root.default):
                 raise SourceError(
@@ -200,7 +200,7 @@ class RealTc:
 
 @contextmanager
 def connected(connect: Connect, what: str) -> Iterator[Any]:
-    """A socket for a few calls. Errors: `SourceError` about ``what`` instead of the library's."""
+    """A socket for a few calls (1.5-2.6 ms). Errors: `SourceError` about ``what`` instead of the library's."""
     from pyroute2.netlink.exceptions import NetlinkError  # lazy: 100 ms and 25 MB
 
     try:
@@ -255,11 +255,8 @@ def _classes(link: Any, index: int, rates: ClassRates, command: str) -> None:
 
 
 def load_classifier() -> int:
-    """Load the classifier; as `load_program`.
-
-    Two instructions: it returns the class id of the sending socket's cgroup, and cls_bpf uses a return value other than
-    0 as the class.
-    """
+    """Load the classifier; as `load_program`."""
+    # Call and exit: it returns the class id of the sending socket's cgroup, which cls_bpf uses as the class if not 0.
     return load_program(struct.pack("<BBhiBBhi", _CALL, 0, 0, _GET_CGROUP_CLASSID, _EXIT, 0, 0, 0))
 
 

@@ -2,11 +2,7 @@
 
 A pod's outgoing packets are *ingress* at the host's end of its veth pair, where they cannot be queued. A filter there
 redirects them to an IFB of ours, whose HTB queues them and which then returns them to the device they came from.
-Packets to a pod are *egress* there, and are redirected to a second IFB in the same way. Each veth device has a class in
-the IFB, and the classes take turns, so that a pod gets no larger share by more connections.
-
-Another program's filter would never see the packets that ours redirects, nor ours those that it takes: so the two are
-never installed on one side of a device. No pod's namespace is entered.
+Packets to a pod are *egress* there, and are redirected to a second IFB in the same way. No pod's namespace is entered.
 
 Source: tc-mirred(8), tc-u32(8), tc-htb(8), tc-bfifo(8), drivers/net/ifb.c, net/sched/act_api.c,
 net/core/net_namespace.c (Linux 4.0).
@@ -44,7 +40,7 @@ _FIRST: Final = HANDLE | 0x100
 """Class of slot 0, which is never used."""
 _TABLE: Final = 0x8000_0000
 SLOTS: Final = 0xFFF
-"""The highest slot: the limit of u32 filter numbers."""
+"""The highest slot: u32 numbers its filters up to this."""
 _MIN_RATE: Final = 1_000
 """Bytes per second; HTB refuses 0."""
 _MAX_RATE: Final = 125_000_000_000
@@ -154,8 +150,7 @@ class RealPodTc:
     ``police`` has one (by its index) but drops all bursts, and is a module that this kind of filter does not otherwise
     need; filters by address at the interface see no address behind an overlay, and every packet of online pods.
 
-    An IFB returns received packets to the device with a mark that has our filter pass them (``tc_skip_classify``), and
-    the device's own root qdisc still applies: that of another program (the bandwidth CNI plug-in's tbf) remains in
+    The device's own root qdisc still applies: that of another program (the bandwidth CNI plug-in's tbf) remains in
     force.
     """
 
@@ -218,10 +213,11 @@ class RealPodTc:
             # those that a network card has merged are of up to 64 kB each.
             if self.direction is Direction.RECEIVED:
                 links.queue(ifb, _FIRST + slot, queue_bytes(most))
-            # If u32 cannot match the input device (CONFIG_NET_CLS_IND), all share the default class.
+            # If u32 cannot match the input device (no CONFIG_NET_CLS_IND), all pods share the default class.
             with suppress(NotOfferedError):
                 links.classify(ifb, HANDLE, PREFERENCE, slot, input_device=veth, class_id=_FIRST + slot)
             present = self._filters(link, index, _ingress_qdiscs(link).get(index, ""))
+            # Another program's filter would not see the packets that ours redirects, nor ours those that it takes.
             if present.foreign:
                 raise SourceError(NAME, f"{veth}: {present.foreign} belongs to another program")
             kind = present.kind
@@ -235,6 +231,7 @@ class RealPodTc:
             if present.redirects_to is not None:
                 # It redirects to a device that was removed, or is not our IFB any more.
                 self._remove_filter(link, index, kind)
+            # The IFB marks received packets that it returns, so that they pass this filter (``tc_skip_classify``).
             with _requires(errno.ENOENT, "no u32 or no mirred (CONFIG_NET_CLS_U32, CONFIG_NET_ACT_MIRRED)"):
                 link.tc(
                     "add-filter",
@@ -426,6 +423,9 @@ def _rate(link: Any, index: int, rate: int, command: str) -> None:
 
 
 def _class(link: Any, index: int, handle: int, command: str) -> None:
-    """A class with a minimal rate of its own, which takes turns with the others for the common rate."""
+    """A class with a minimal rate of its own, which takes turns with the others for the common rate.
+
+    So a pod gets no larger share by more connections.
+    """
     more = burst(_MIN_RATE, _MAX_RATE)
     link.tc(command, "htb", index, handle=handle, parent=_ALL, rate=_MIN_RATE, ceil=_MAX_RATE, **more)

@@ -1,7 +1,7 @@
-"""When new containers are read again: processes may enter one later than it was complete, without an event.
+"""When new containers are read again: processes may enter one after it was complete, without an event.
 
-Each new container has the same few early sweeps, counted from its own first moment; after them only the periodic ones.
-Times are of trio's clock, in seconds.
+Each new container has the same few early sweeps, counted from when it was first seen; after them only the periodic
+ones. Times are of trio's clock, in seconds.
 """
 
 import math
@@ -19,14 +19,14 @@ class EarlySweeps:
         self._after_s = after_s
         self._known: frozenset[GroupRef] = frozenset()
         self._due: dict[str, tuple[float, ...]] = {}
-        """By path: when the sweeps that it still has before it are due."""
+        """By path: when its remaining early sweeps are due."""
 
     def follow(self, complete: Mapping[GroupRef, bool], now: float) -> None:
         """These containers exist. The value: whether it needs early sweeps if it is new."""
         due: dict[str, tuple[float, ...]] = {}
         for group, needed in complete.items():
             if group in self._known:
-                # Containers that no longer exist are left out: others may start faster than the sweeps of these end.
+                # Built anew, so that containers that no longer exist leave: others may start faster than sweeps end.
                 due[group.path] = self._due.get(group.path, ())
             elif needed:
                 due[group.path] = tuple(now + after_s for after_s in self._after_s)
@@ -38,10 +38,10 @@ class EarlySweeps:
         return min((times[0] for times in self._due.values()), default=math.inf)
 
     def take(self, now: float) -> Collection[str]:
-        """The paths of the containers that have one due, which are read now."""
+        """The paths of the containers that have a sweep due now; the caller reads them."""
         taken = {path for path, times in self._due.items() if times[0] <= now}
         for path in taken:
-            # Several that have passed are one.
+            # One reading serves all sweeps that are overdue.
             self._due[path] = tuple(at for at in self._due[path] if at > now)
             if not self._due[path]:
                 del self._due[path]

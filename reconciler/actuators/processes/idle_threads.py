@@ -1,9 +1,7 @@
 """Puts the threads of BE containers in the kernel's idle class (SCHED_IDLE), and restores it. An auxiliary actuator.
 
-A container in creation: its init, at the runtime's signal and so before the exec of its program (the fast path), once
-its row is durable; every process of it inherits the class. Running ones: all threads, by the sweep, which also finds
-exec probes: their first process is the runtime's child. Threads with a real-time policy, or in the idle class before,
-are left and counted.
+A container in creation gets it on its init, at the runtime's signal (the fast path): its processes inherit the class.
+In running containers the sweep sets all threads.
 
 Source: sched(7).
 """
@@ -38,7 +36,7 @@ FILE: Final = "scheduling policy"
 """In place of a file name, in the ledger and in the results of a restore."""
 _NAME: Final = "idle_threads"
 _EARLY_S: Final = (0.03, *(0.08 * number for number in range(1, 8)), 0.8, 1.3, 2.3, 4.3)
-"""In the first half second no thread stays outside for longer than 80 ms."""
+"""In the first half second no thread is without the class for longer than 80 ms."""
 _KIND: Final = ProcessValueKind(
     ledger=THREAD,
     file=FILE,
@@ -55,7 +53,7 @@ _KIND: Final = ProcessValueKind(
     # SCHED_BATCH needs no privilege and has the usual weight: not a choice that keeps a thread out. It is restored for
     # as many threads as have a row.
     unrecorded=frozenset({BATCH}),
-    # Processes that fork a child and exit, again and again, may each exit before a round writes them.
+    # A process that forks a child and exits, again and again, may always exit before a round writes it.
     at_once=USUAL,
     early_s=_EARLY_S,
 )
@@ -108,7 +106,8 @@ class IdleThreads(ProcessValueActuator):
         self._done: set[str] = set()
         """Containers whose init has been handled."""
         self._inheriting: set[str] = set()
-        """Those of them whose init has the class, which all processes inherit but for what ``exec`` starts."""
+        """Those of them whose init has the class. All processes inherit it but those of ``exec``: the first is the
+        runtime's child."""
         self._settled: set[str] | None = None
         """The containers that the runtime had finished by the last reconciliation; None before the first."""
         self._prepare_soon = WakeUp()
@@ -176,12 +175,9 @@ class IdleThreads(ProcessValueActuator):
             await self.prepare()
 
     async def prepare(self) -> None:
-        """Make the rows of containers in creation durable, then prepare the fast path for their inits.
-
-        Where the signal came meanwhile, the class is set at once if the program was not executed yet; else by the
-        sweep, which also reads the policies that its threads have set themselves.
-        """
+        """Make the rows of containers in creation durable, then prepare the fast path for their inits."""
         fresh = {cid: item for cid, item in self._created.items() if not self._fastpath.is_init_prepared(cid)}
+        # Their signal came meanwhile. Once its program runs, the sweep also reads policies that its threads have set.
         self._late = {
             cid: item for cid, item in self._late.items() if self._fastpath.not_yet_executed(cid, item.procs) is True
         }

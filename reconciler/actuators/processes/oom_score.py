@@ -2,9 +2,7 @@
 
 The original of a container is the value of its oldest process.
 
-Source: proc(5) on oom_score_adj. The file belongs to the user of its process: others need CAP_DAC_OVERRIDE. A writer
-with CAP_SYS_RESOURCE also sets the minimum to which the process itself may return; without it no writer, bypassd
-included, writes less than that minimum.
+Source: proc(5) on oom_score_adj.
 """
 
 import os
@@ -53,6 +51,8 @@ class _Scores:
         return int(self._files.read(f"{self._proc}/{number}", FILE))
 
     def set_value(self, number: int, value: int) -> None:
+        # The file belongs to its process's user: others need CAP_DAC_OVERRIDE. With CAP_SYS_RESOURCE this also sets the
+        # minimum to which the process may return; without it no writer gets below that minimum.
         self._files.write(f"{self._proc}/{number}", FILE, str(value))
 
 

@@ -1,11 +1,8 @@
 """Brings one value of every process, or of every thread, of BE containers to the plan, and restores it.
 
-The base of the auxiliary actuators of this package. After a reconciliation the containers for which it wants something
-else are swept, periodically all of them, as ``exec`` starts processes in a container. A sweep: list the members,
-including those of groups that the container has made below its own, compare, write, and repeat until nothing differs.
-A child has its parent's value, so most members never need a write and have no original of their own: each container has
-one original, and each member with another value has its own recorded (it is odd). Both are in the store before the
-first write. A restore leaves values that are not ours unchanged. What a container can cost is bounded.
+The base of the auxiliary actuators of this package. A child has its parent's value, so most members never need a write
+and have no original of their own: each container has one original, and each member with another value has its own
+recorded (it is odd). What a container can cost is bounded.
 
 Longer than other modules because a sweep and its undoing are read together: both rest on the same two kinds of
 originals, a container's and an odd member's, and on the order in which these become durable.
@@ -49,13 +46,13 @@ from state.setting_state import SettingState
 T = TypeVar("T")
 
 _ROUNDS: Final = 4
-"""Of one sweep, and of one restore: what is forked after a listing is found by the next."""
+"""Rounds of one sweep, and of one restore: the next listing finds what was forked after the last one."""
 _MOST_READ: Final = 20_000
 """Members that one sweep reads: 15 ms for policies, 0.3 s for files of /proc, and 0.5 s more where all are new."""
 _MOST_ODD: Final = 1_000
 """Odd members of one container: each is a row of the ledger."""
 _MOST_LISTINGS: Final = 64
-"""Of one container in one round, where members are set as they are listed: with few members some 30 us each."""
+"""Of one container in one round, if members are set as they are listed: with few members some 30 us each."""
 _FORK_S: Final = 0.002
 """Longer than the fork of a small process takes, of which there may be thousands a second."""
 _MOST_LISTED: Final = 4_000
@@ -67,7 +64,7 @@ _MOST_LISTED_IN_ALL: Final = 20_000
 _FEW: Final = 64
 """Members of a container that the loop reads itself, some 0.1 ms: waking up a thread costs more than that."""
 _MOST_IN_LOOP: Final = 4 * _FEW
-"""Where a container has as many by now, the thread reads it."""
+"""A container that has as many by now is read by the thread."""
 
 
 class MemberAccess(Protocol):
@@ -85,7 +82,6 @@ class MemberAccess(Protocol):
 class MembersSeen(NamedTuple):
     """One reading of a container. ``values``: by ``id:start``, the oldest first, without what was not requested.
 
-    By the start time, too, as the kernel gives ids away again.
     ``total``: the members read; ``pinned``: those that are never changed, which ``values`` lacks; ``ended``: those that
     exited meanwhile.
     """
@@ -98,7 +94,7 @@ class MembersSeen(NamedTuple):
 
 @final
 class MemberValues:
-    """The members of groups and their values. What may be many of them is read in a thread."""
+    """The members of groups and their values. Many of them are read in a thread."""
 
     def __init__(
         self, kind: ProcessValueKind, access: MemberAccess, hierarchy: Hierarchy, root: str, files: FileOps
@@ -130,7 +126,7 @@ class MemberValues:
                 if self._kind.pinned(value):
                     pinned += 1
                 elif value != without:
-                    # Each start is a file: only of those that are needed.
+                    # The start time identifies the member: the kernel reuses ids. Each is a file: only those needed.
                     start = self._start(number)
                     rows.append((start, f"{number}:{start}", value))
             except (OSError, ValueError):
@@ -141,10 +137,7 @@ class MemberValues:
         """Set members as they are listed until three listings find none to set and none that has exited.
 
         For members that exist for less time than a round takes, each forked by the one before: what a set member forks
-        inherits the value.
-
-        ``most``: members in all listings. Returns the number of set members, and of listed ones. No start is compared:
-        that takes longer than some members exist, and the kernel gives no id away twice within one listing.
+        inherits the value. ``most``: members in all listings. Returns the number of set members, and of listed ones.
         """
         done = listed = quiet = 0
         forks = False
@@ -154,6 +147,8 @@ class MemberValues:
             # The newest first: they are the ones that exit soon.
             for number in numbers[::-1][: most - listed]:
                 try:
+                    # Without its start: to read it takes longer than some members exist, and the kernel does not reuse
+                    # an id within one listing.
                     if self._access.value_of(number) in self._kind.at_once:
                         self._access.set_value(number, value)
                         done += 1
@@ -253,12 +248,10 @@ def undo_offline(
 
 
 def _bounded(record: ContainerRecord, wanted: int) -> tuple[ContainerRecord, AbstractSet[str]]:
-    """The record with as many odd members as it may have, and the members left out.
-
-    The last ones with a place are those that have the wanted value already: only a restore would need their original.
-    """
+    """The record with as many odd members as it may have, and the members left out."""
     if len(record.odd) <= _MOST_ODD:
         return record, frozenset()
+    # Last those that have the wanted value already: only a restore would need their original.
     order = sorted(record.odd, key=lambda key: record.odd[key] == wanted)
     odd = {key: record.odd[key] for key in order[:_MOST_ODD]}
     return replace(record, odd=odd), record.odd.keys() - odd.keys()
@@ -329,7 +322,7 @@ class ProcessValueActuator(PeriodicActuator):
     # The interface of an auxiliary actuator
 
     def planned(self, situation: PlanSnapshot) -> None:
-        """A reconciliation is over: sweep the containers now for which it wants anything else than the last one."""
+        """A reconciliation is over: sweep now the containers for which it wants another value than the last one."""
         before, then = self._worker.situation, self._demanded
         self._demanded = now = self._demand(situation)
         whole = before is None or self._general(before) != self._general(situation)
@@ -400,6 +393,7 @@ class ProcessValueActuator(PeriodicActuator):
         return plan.sweep_s if plan is not None else None
 
     def _period_s(self, situation: PlanSnapshot) -> float | None:
+        # Periodic, as ``exec`` starts processes in a container without an event.
         period_s = self._plan_period_s(situation)
         if period_s is None:
             return None
@@ -494,12 +488,10 @@ class ProcessValueActuator(PeriodicActuator):
     def _unwanted(
         self, situation: PlanSnapshot, unmanaged: Mapping[str, ContainerRecord]
     ) -> dict[str, ContainerRecord]:
-        """Those of these containers, which are not wanted any more, to restore: all if writing is allowed.
-
-        Otherwise only rows without a member are dropped: the group no longer exists, and nothing is written.
-        """
+        """Those of these containers, for which no value is wanted any more, that are to be restored."""
         plan = self._kind.part(situation.plan) or ProcessValuePlan()
         read_only = not situation.enforce or plan.dry_run
+        # Also without permission to write where no member is left: a restore writes nothing there, and drops the row.
         return {
             path: record
             for path, record in unmanaged.items()

@@ -37,7 +37,7 @@ def oldest(values: Mapping[str, int]) -> int:
 
 
 class ProcessValueKind(msgspec.Struct, frozen=True, kw_only=True):
-    """What an actuator of this package is about.
+    """The value that an actuator of this package sets.
 
     ``ledger``: the kind of its rows; ``file``: their field, and the name in the results of a restore; ``policy``: whose
     setting it is. ``members``: the plural, for people. ``original``: of a container, from its members' values, the
@@ -73,7 +73,7 @@ def codec_of(kind: ProcessValueKind) -> RowCodec[ContainerRecords]:
 
 
 def _differing(before: ContainerRecords, after: ContainerRecords) -> tuple[ContainerRecords, ContainerRecords]:
-    """A container starts or ends; there may be hundreds of others."""
+    """Only the containers that differ: one starts or ends, and there may be hundreds of others."""
     was, now = before.containers, after.containers
     paths = {path for path in was.keys() | now.keys() if was.get(path) != now.get(path)}
     return (
