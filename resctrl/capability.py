@@ -25,7 +25,7 @@ _VALUE: Final = re.compile(r"(?:^|;)\s*(\d{1,10})=\s*(\w*)", re.ASCII)
 
 
 _LONGEST: Final = 64
-"""Characters of a number in ``info``; what is cut there is none."""
+"""Characters that are read of a number in ``info``: none is longer."""
 
 
 class ResctrlStatus(StrEnum):
@@ -210,7 +210,7 @@ def _cache(directory: str, name: str, domains: Mapping[str, tuple[int, ...]], *,
 def _bandwidth(
     directory: str, name: str, domains: Mapping[str, tuple[int, ...]], *, absolute: bool, mbps: bool
 ) -> BandwidthCapability:
-    """``absolute``: the numbers are AMD's, by the vendor or by their values: no percent is above 100."""
+    """``absolute``: the numbers are AMD's: by the vendor, or because one is above 100, which no percent is."""
     unit = BandwidthUnit.PERCENT
     if mbps:
         unit = BandwidthUnit.MBPS

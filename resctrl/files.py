@@ -64,18 +64,16 @@ class Mounter(Protocol):
     def unmount(self, place: str) -> None: ...
 
     def source(self, place: str) -> str | None:
-        """What the resctrl mount there is of; None when there is none."""
+        """The source of the resctrl mount there; None when there is none."""
 
     def sees_the_host(self) -> bool:
-        """Whether the daemon's mounts are those of process 1; also where that is unknown."""
+        """Whether the daemon's mounts are those of process 1; True if that is unknown."""
 
 
 def unseen(place: str, options: Sequence[str]) -> CgroupDeniedError:
-    """Why a process with mounts of its own does not mount it, and where it must be mounted.
-
-    From a container, or a systemd unit with ``ProtectSystem``, the host would not have the mount, and it would vanish,
-    with all groups, when that process ends.
-    """
+    """Why a process with mounts of its own does not mount it, and where it must be mounted."""
+    # From a container, or a systemd unit with ``ProtectSystem``, the host would not have the mount, and it would vanish
+    # with all groups when that process ends.
     return CgroupDeniedError(
         place,
         "mount: this process has a private mount namespace; mount resctrl on the host instead, in "

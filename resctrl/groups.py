@@ -62,10 +62,8 @@ def gather(
 ) -> MoveResult:
     """Bring all of ``threads`` into the group, in no more than ``most`` writes.
 
-    A group takes threads, not processes, and new threads start in the group of their creator. A process that forks
-    while it is moved leaves children behind; so the list is read again until no thread is missing. A program that forks
-    without end is moved completely in the end because its new children have moved parents, but no single call waits for
-    that. Peers write each process id once per period and ignore errors; the threads of a process remain behind then.
+    A difference from peers, which write each process id once per period and ignore errors: a group takes threads, not
+    processes, so the other threads of a process remain behind.
 
     Errors: `CgroupError` when the group itself cannot be used (it was removed). Refusals of single threads are in the
     result: writing to a monitoring group fails with EINVAL while a thread is not in its control group yet.
@@ -73,6 +71,8 @@ def gather(
     moved = gone = 0
     refused: dict[str, int] = {}
     unmovable: set[int] = set()
+    # A new thread starts in the group of its creator, so one that forks while it is moved leaves children behind. A
+    # program that forks without end is complete after later calls: its new children have moved parents.
     for _ in range(passes):
         # 0 is a thread outside this pid namespace. Written, it is the writer's own thread.
         missing = sorted(set(threads()) - members(files, directory) - unmovable - {0})
@@ -95,9 +95,9 @@ def gather(
 def expel(files: GroupFiles, directory: str, leaving: Callable[[frozenset[int]], Iterable[int]], to: str) -> int:
     """Move those of the group's members that ``leaving`` returns to the group ``to``; returns how many were moved.
 
-    A thread's number may have been given to another program between reading it and writing it. The members are read
-    before ``leaving`` reads whose they are: a thread that a member forks meanwhile is in both.
+    A thread's number may have been given to another program between reading it and writing it.
     """
+    # The members are read before ``leaving`` reads whose they are: a thread that a member forks meanwhile is in both.
     others = sorted(leaving(members(files, directory)))[:MOST_WRITES]
     return sum(_put(files, to, tid) == 0 for tid in others)
 
@@ -178,7 +178,7 @@ class ControlGroups:
             return False
         except OSError as exc:
             if exc.errno == errno.ENOSPC:
-                # Which of the two ids is exhausted, only the message says.
+                # Only the message shows which of the two ids is exhausted.
                 raise OutOfGroupsError(path, "RMIDs" if "RMID" in self.status() else "CLOSIDs") from exc
             raise self._error(path, exc, "mkdir") from exc
         return True
@@ -218,14 +218,12 @@ class ControlGroups:
         return todo
 
     def status(self) -> str:
-        """The kernel's last message about a refusal; "" where it has none.
-
-        The file grows line by line until a command clears it: its end is about the newest.
-        """
+        """The kernel's last message about a refusal; "" where it has none."""
         try:
             lines = self.files.read(f"{self.root}/info", "last_cmd_status").split("\n")
         except OSError:
             return ""
+        # The file grows line by line until a command clears it: the newest is at its end.
         last = [line for line in lines if line.strip()][-1:]
         return "" if last in ([], ["ok"]) else last[0].strip()
 

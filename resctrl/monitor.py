@@ -1,7 +1,6 @@
 """Cache and memory bandwidth use of a group: monitoring groups under the hardware's budget, read as rates.
 
-An unknown is None and never 0: a domain may read as ``Unavailable``, ``Error`` or ``Unassigned``, a counter that steps
-back was counted again, and the first bytes of a fresh group may be the last tenant's.
+An unknown is None and never 0: the first bytes of a fresh group, for example, may be the last tenant's.
 
 Source: kernel documentation, filesystems/resctrl ("Resource monitoring rules"; "Sub-NUMA Clustering").
 """
@@ -24,10 +23,10 @@ _OCCUPANCY: Final = "llc_occupancy"
 _TOTAL: Final = "mbm_total_bytes"
 _LOCAL: Final = "mbm_local_bytes"
 SHORTEST_S: Final = 0.05
-"""Between two readings of which a rate is made."""
+"""Least time between two readings of which a rate is made."""
 _WRAP: Final = 1 << 64
 _NEAR_WRAP: Final = _WRAP - (1 << 48)
-"""A counter from here on may have wrapped; a lower one that steps back was counted again."""
+"""A counter from here on may have wrapped; a lower one that steps back was reset."""
 # More than any socket's memory can do by a factor of several; a jump like this is a counter that was reset.
 _FASTEST_BYTES_S: Final = 4e12
 
@@ -74,9 +73,9 @@ def rates(before: MonitorReading | None, after: MonitorReading) -> dict[int, Ban
 def without(before: MonitorReading, gone: Sequence[MonitorReading | None]) -> MonitorReading:
     """A control group's reading without monitoring groups that have been removed since.
 
-    With such a group its counts leave the control group's sum, and the rest looks like little traffic. ``gone``: the
-    counts of each of them by then; None: unknown, so the rest is unknown, too.
+    ``gone``: the counts of each of them by then; None: unknown, so the rest is unknown, too.
     """
+    # The control group's sum falls by the counts of such a group: that would look like little traffic.
     parts = [reading for reading in gone if reading is not None]
     unread = len(parts) < len(gone)
 
@@ -232,11 +231,12 @@ class MonitorGroups:
         return MonitorReading(at_s=at_s, inode=inode, domains=domains)
 
     def _domain(self, directory: str) -> DomainUse:
-        """A socket that is split into several NUMA nodes shows its sum, and each node's part in a directory below."""
+        """What is counted in one domain; None for what cannot be read."""
         try:
             inside = self.files.listdir(directory)
         except OSError:
             return DomainUse()
+        # A socket that is split into several NUMA nodes has its sum here, and each node's part in a directory below.
         parts = sorted(name for name in inside if name.startswith(_PART) and name.removeprefix(_PART).isdecimal())
 
         def value(file: str) -> int | None:
@@ -255,7 +255,7 @@ class MonitorGroups:
             text = self.files.read(directory, file).strip()
         except OSError:
             return None
-        return digits(text)
+        return digits(text)  # not a number: ``Unavailable``, ``Error`` or ``Unassigned``
 
     def _own(self, control: str, name: str) -> str:
         if not name.startswith(PREFIX) or "/" in name or "\n" in name:

@@ -60,10 +60,8 @@ def parse_schemata(text: str) -> dict[str, dict[int, int]]:
 
 
 def format_schemata(schemata: Schemata) -> str:
-    """The text of one write: all lines are parsed by the kernel before any is applied.
-
-    It ends in a newline, without which the kernel answers EINVAL and not why.
-    """
+    """The text of one write: the kernel parses all lines before it applies any."""
+    # Without the last newline the kernel answers EINVAL without a reason.
     return "".join(
         f"{name}:{';'.join(f'{domain}={_shown(name, value)}' for domain, value in sorted(domains.items()))}\n"
         for name, domains in sorted(schemata.items())
@@ -78,8 +76,7 @@ def _shown(name: str, value: int) -> str:
 def check_schemata(schemata: Schemata, capability: Capability) -> None:
     """Refuse values that the kernel would refuse, and an empty mask also where it would not.
 
-    A group without any way cannot cache at all, which no policy intends. Errors: `InputError` naming the resource, the
-    domain and the rule.
+    Errors: `InputError` naming the resource, the domain and the rule.
     """
     parts = {part.name: part for part in capability.divisible}
     for name, domains in sorted(schemata.items()):
@@ -97,6 +94,7 @@ def check_schemata(schemata: Schemata, capability: Capability) -> None:
 
 def _mask_rule(cache: CacheCapability, mask: int) -> str | None:
     """Why a mask is illegal; None when it is not."""
+    # A group without any way cannot cache at all, which no policy intends.
     least = max(1, cache.min_ways)
     if mask <= 0 or mask & ~cache.full:
         return f"a mask of ways in {cache.full:x}, not empty"
@@ -113,13 +111,10 @@ def _bandwidth_rule(part: BandwidthCapability, value: int) -> str | None:
 
 
 def bandwidth_bounds(part: BandwidthCapability) -> tuple[int, int]:
-    """Smallest and largest useful number; the largest means no limit. Units: the resource's own.
-
-    AMD and MB/s accept 0 literally: such a group would never finish a memory access, so that one step is the minimum.
-
-    """
+    """Smallest and largest useful number; the largest means no limit. Units: the resource's own."""
     if part.unit is BandwidthUnit.PERCENT:
         return max(1, part.minimum), 100
+    # At least one step: AMD and MB/s accept 0 literally, and such a group would never finish a memory access.
     return max(1, part.minimum, part.step), NO_LIMIT_EIGHTHS if part.unit is BandwidthUnit.EIGHTH_GBPS else (
         NO_LIMIT_MBPS
     )
@@ -141,11 +136,9 @@ def rounded(part: BandwidthCapability, value: int) -> int:
 
 
 def largest(part: BandwidthCapability) -> int:
-    """No limit, as a number that is safe to write.
-
-    5.10 rounds MB/s up to its step in 32 bits: the initial number overflows to 4 MB/s.
-    """
+    """No limit, as a number that is safe to write."""
     most = bandwidth_bounds(part)[1]
+    # 5.10 rounds MB/s up to its step in 32 bits: the initial number overflows to 4 MB/s.
     return most - most % max(1, part.step) if part.unit is BandwidthUnit.MBPS else most
 
 
@@ -173,7 +166,7 @@ def differing(wanted: Schemata, actual: Schemata, capability: Capability) -> dic
 
 def _same(part: BandwidthCapability, wanted: int, present: int) -> bool:
     if min(wanted, present) >= largest(part):
-        return True  # no limit, in two texts
+        return True  # both mean no limit
     nearly = max(1, part.step) if part.unit is BandwidthUnit.PERCENT else 1
     # MPAM keeps a fraction of a few bits: what it shows of a percent may be beside the step by less than one.
     return abs(present - rounded(part, wanted)) < nearly
@@ -187,7 +180,7 @@ def _same(part: BandwidthCapability, wanted: int, present: int) -> bool:
 def range_mask(cache: CacheCapability, start_percent: int, end_percent: int) -> int:
     """The ways from ``start`` to ``end`` percent, 0 <= start < end <= 100, never fewer than the hardware's minimum.
 
-    A range that is too narrow grows upwards, at the upper end of the cache downwards.
+    A range that is too narrow grows upwards, and at the upper end of the cache downwards.
     Source: Koordinator's resctrl-qos (catRangeStartPercent, catRangeEndPercent), which has no guard for 1-9 % of 11
     ways (both round to 1: an empty mask).
     """
@@ -250,9 +243,9 @@ def overlay(cache: CacheCapability, partition: int, start_percent: int, end_perc
 def without_shared(cache: CacheCapability, mask: int) -> int:
     """A mask without the ways that devices write into, if the rest is legal; else unchanged.
 
-    ``shareable_bits`` are ways that DMA fills besides the CPUs: an online pod there loses its lines to network traffic.
-    All peers ignore them. Where ways must be contiguous the longest run counts, the lower one of two.
+    Where ways must be contiguous the longest run counts, the lower one of two. Peers ignore these ways.
     """
+    # ``shareable_bits`` are filled by DMA, too: an online pod there loses its lines to network traffic.
     return _longest(cache, mask & ~cache.shared_ways) or mask
 
 
@@ -262,7 +255,6 @@ def bandwidth(part: BandwidthCapability, percent: int, full: int | None) -> int:
     ``full``: what 100 percent is where the hardware takes absolute numbers, in MB/s per domain.
     Errors: `InputError` for a percent outside 1-100, or where ``full`` is needed and None.
     Source: Koordinator's mbaPercent. It assumes steps of 10 and, on every AMD machine, 20 GB/s a domain.
-
     """
     if not 1 <= percent <= 100:
         raise InputError(f"{part.name} share", percent, "a percent from 1 to 100")
@@ -274,6 +266,7 @@ def bandwidth(part: BandwidthCapability, percent: int, full: int | None) -> int:
     if full is None:
         raise InputError(f"{part.name} share", percent, f"what 100 percent is, as {part.name} counts in {part.unit}")
     mbps = full * percent // 100
+    # Below the largest number: that would be no limit.
     return min(most - 1, max(least, mbps * 8 // 1000 if part.unit is BandwidthUnit.EIGHTH_GBPS else mbps))
 
 

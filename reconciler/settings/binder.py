@@ -1,8 +1,7 @@
 """Decodes YAML texts into a frozen struct through msgspec: every problem at once, each with its place.
 
-msgspec decodes and checks; the rest is done here: values in units, places, all problems at once, the nearest name,
-secrets that no message shows. Each text is checked, the checked values are merged (later texts win, setting by
-setting), and each section is converted.
+Each text is checked, the checked values are merged (later texts win, setting by setting), and each section is
+converted by msgspec. No message shows a secret.
 """
 
 import re
@@ -287,10 +286,7 @@ class _Binder:
         self._prune = prune
         self.problems: list[ConfigProblem] = []
         self._refused: set[str] = set()
-        """Settings without a usable value, and all above them ("": the whole).
-
-        An unknown key is a problem, but takes nothing from its section.
-        """
+        """Settings without a usable value, and all above them ("": the whole); without unknown keys."""
         self._lost = False
         """Whether one of them is not within an entry of a list."""
 
@@ -337,6 +333,7 @@ class _Binder:
             shown_key = _redacted_key(key, secret)
             name = f"{path}.{shown_key}" if path else shown_key
             if field is None:
+                # Not `_bad`: the rest of the section is usable.
                 self.problems.append(ConfigProblem(node.places[key], name, _unknown(shown_key, fields)))
                 continue
             if isinstance(child, Scalar) and child.null and not child.text and field.schema.many:
@@ -443,7 +440,7 @@ class _Binder:
             elif field.required and name not in self._refused:
                 self._bad(checked.at, path, f"missing key {key!r}{_hint(field)}")
         if path in self._refused:
-            # Its own check would complain about what is missing only because it has been refused.
+            # Its own check would report as missing what was only refused.
             return None
         assert schema.struct is not None
         try:
@@ -541,7 +538,7 @@ def _unknown(key: str, fields: Mapping[str, FieldSchema]) -> str:
 
 
 def _suggestion(text: str, known: Iterable[str]) -> str:
-    # Imported at the first mistake: a start without one needs not pay for it.
+    # Imported at the first mistake: a start without one does not pay for it.
     from difflib import get_close_matches
 
     choices = {name.lower(): name for name in known}

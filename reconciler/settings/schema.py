@@ -51,9 +51,9 @@ class FeatureSwitch(StrEnum):
 
 
 def lazy_struct(module: str, name: str) -> Any:
-    """The type of a map's values, or of a list's entries, whose struct is imported only where some are written.
+    """The type of a map's values, or of a list's entries, whose struct is imported only if a file has some.
 
-    Few nodes need it. A type checker sees the struct itself::
+    A type checker sees the struct itself::
 
         if TYPE_CHECKING:
             from reconciler.detectors.rule import RuleConfig

@@ -1,6 +1,6 @@
 """The YAML reader: text as nodes with their place, for bypassd's own files and for those of others.
 
-Made of libyaml's events by `reconciler.settings.yaml_composer`. A text may have so many characters, levels and nodes.
+Made of libyaml's events by `reconciler.settings.yaml_composer`. Characters, levels and nodes are bounded.
 
 bypassd's own files (`parse_tree`) are read by their schema: ``on``, ``010`` and ``12:30`` remain text where the setting
 is text. Files of others (`read_yaml`: the kubelet's, a kubeconfig, manifests) have no schema here.
@@ -74,7 +74,7 @@ class YamlDocument(Struct, frozen=True, kw_only=True):
         return InputError(f"{self.place(path)}{name}", self.value(path), expected)
 
     def explain(self, error: msgspec.ValidationError, base: Path = ()) -> InputError:
-        """A message of msgspec about the data at ``base`` with its place: msgspec names a path only."""
+        """A message of msgspec about the data at ``base``, with its place in the file instead of msgspec's path."""
         text, _, at = str(error).partition(" - at ")
         path = base + _steps(at)
         if unknown := re.match(r"Object contains unknown field `(.+)`", text):
@@ -103,7 +103,7 @@ def read_yaml(text: str, where: str) -> YamlDocument:
     problems: list[ConfigProblem] = []
     composer = Composer(where, problems, depth=_FOREIGN_DEPTH, foreign=True)
     root = composer.compose(text, _FOREIGN_BYTES)
-    # Duplicate keys, for one, which a loader to plain data would not show.
+    # Duplicate keys, for example.
     if problems:
         raise YamlError(problems[0].place, problems[0].message)
     marks: dict[Path, tuple[int, int]] = {}

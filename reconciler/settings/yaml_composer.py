@@ -43,12 +43,11 @@ class DepthError(yaml.YAMLError):
 def events(text: str, *, depth: int) -> Iterator[yaml.Event]:
     """The events of libyaml for a text with at most ``depth`` levels.
 
-    Events only: loading to plain data loses duplicate keys silently and turns ``010`` into 8 and ``12:30:00`` into
-    45000, and libyaml's composer recurses in C, so that 50,000 nested brackets end the process.
-
     Errors: `yaml.YAMLError`; of these `DepthError` where it is nested deeper.
     """
     level = 0
+    # Not `yaml.load`: it drops duplicate keys silently, and turns ``010`` into 8 and ``12:30:00`` into 45000. Not
+    # `yaml.compose`: libyaml's composer recurses in C, so 50,000 nested brackets end the process.
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
         level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if level > depth:

@@ -27,9 +27,8 @@ class PodMetrics(Struct, frozen=True, kw_only=True):
     """One pod's series: thirteen at most. ``wanted_cpus`` and ``cpus``: how many its containers shall and may run on.
 
     ``wanted_quota_milli`` and ``quota_milli``: planned, and in force on the pod or on its containers; None: none, or
-    not known.
-    ``used``: CPU time since the daemon first read the pod's group. ``llc_bytes`` and ``memory_bytes_s``: what it has of
-    the cache and of the memory bus, None: not known.
+    unknown. ``used``: CPU time since the daemon first read the pod's group. ``llc_bytes`` and ``memory_bytes_s``: its
+    use of the cache and of the memory bus; None: unknown.
     """
 
     uid: str
@@ -70,7 +69,7 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     pools: Mapping[str, int] = {}
     """CPUs by pool."""
     claims_cut: int = 0
-    """Claims on CPUs that have fewer than they asked, or others than were decided for them."""
+    """Claims on CPUs that have fewer than requested, or others than were decided for them."""
     claims_missing_cpus: int = 0
     budget_milli: int | None = None
     harm_law: bool = False

@@ -52,9 +52,9 @@ OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
 TEXT: Final = "text/plain"
 
 _SAMPLES: Final = 100
-"""Of one family, in one step."""
+"""Samples of one family that are rendered in one step."""
 _PODS: Final = 20
-"""All series of so many pods are one step."""
+"""Pods whose series are rendered in one step."""
 _EOF: Final = b"# EOF\n"
 
 
@@ -90,7 +90,7 @@ _COMMENTS: Final = re.compile(rb"\A(?:# .*\n)+")
 
 @final
 class _Families:
-    """What an encoder of the library reads: a registry without a registry's checks of all names, at each scrape."""
+    """What an encoder of the library reads: a registry that does not check all names at each scrape."""
 
     def __init__(self, families: Sequence[Metric]) -> None:
         self._families = families

@@ -1,10 +1,7 @@
 """Applies the plan for cache and memory bandwidth to resctrl, and reads their usage.
 
-The reading is the planner's next input (`reconciler.control.cache_loop`). The resulting plan is compared with the
-existing groups, values and threads, and the difference is written. All file work runs in slices in the worker thread.
-
-State that cannot be found again by the groups' prefix is in the store before the first touch
-(`actuators.resctrl.undo`). When the policy is switched off everything is restored, as with any other policy.
+The reading is the planner's next input (`reconciler.control.cache_loop`). All file work runs in slices in the worker
+thread.
 """
 
 import time
@@ -400,7 +397,8 @@ class ResctrlActuator:
 
     async def _apply(self, request: CacheRequest, situation: PlanSnapshot, reading: ResctrlReading) -> None:
         capability = reading.capability
-        # Durable before the first group is made, and before the default group is changed.
+        # Durable before the first group is made, and before the default group is changed: what a restore cannot find by
+        # the groups' prefix.
         await self._mount.save(replace(self._mount.state, groups=True))
         if self._plan.default is not None:
             await self._mount.save(about_to_write(self._mount.state, reading.default, self._plan.default))

@@ -19,7 +19,8 @@ from state.ledger import Ledger
 
 _REREAD_S: Final = 60.0
 _REMOUNT_S: Final = 600.0
-"""A refusal by the kernel or a filter is permanent, and each attempt costs two writes to the store."""
+"""From a refused mount to the next attempt, which costs two writes to the store: a refusal by the kernel or a filter is
+permanent."""
 T = TypeVar("T")
 
 
@@ -73,7 +74,7 @@ class ResctrlMount:
 
     @property
     def to_undo(self) -> bool:
-        """Whether there may be changes of ours that no restore was tried on; so at the start, too."""
+        """Whether there may be changes of ours that were not tried to be restored; at the start there may."""
         return self._read_at == float("-inf") or self.state not in (self._unrestored, ResctrlState())
 
     async def offered(self, *, again: bool = False) -> Capability | None:

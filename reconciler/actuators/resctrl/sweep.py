@@ -1,8 +1,7 @@
 """One sweep over resctrl: brings groups, their values, the pods' threads and the monitoring groups to a plan.
 
 Synchronous and slow, for a worker thread; `ResctrlSweep.steps` yields after every operation, so that the thread is
-never occupied for long. A thread is moved only into a group whose values are in place. So after a stop at any point
-every thread is in a legal group, and the next sweep continues from the existing state.
+never occupied for long. After a stop at any point the next sweep continues from the existing state.
 """
 
 import contextlib
@@ -154,6 +153,7 @@ class ResctrlSweep:
         except AgentError as exc:
             self.outcome.refused[name] = str(exc)
         else:
+            # Threads are moved only into a group whose values are in place: at any stop each is in a legal group.
             self._usable.add(name)
 
     def _make(self, name: str) -> None:

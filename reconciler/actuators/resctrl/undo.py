@@ -1,8 +1,7 @@
 """Restores resctrl, with or without a daemon: groups by their prefix, the rest from the store.
 
-Threads need no record: removing a group moves them to the default group, where all of them were, as threads in groups
-of other programs are never touched. Before the first touch the ledger records the default group's own values, that
-groups of ours may exist, and that a mount of ours may exist.
+Before the first touch the ledger records the default group's own values, that groups of ours may exist, and that a
+mount of ours may exist.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -220,6 +219,7 @@ def _groups(files: GroupFiles, root: str) -> list[RestoreResult]:
     except AgentError as exc:
         return [*done, RestoreResult(path=root, file="group", undo=RestoreOutcome.REFUSED, detail=str(exc))]
     for name in ours:
+        # Its threads go to the default group, where all of them were: those in groups of others are never moved.
         note(groups.path(name), "group", lambda name=name: groups.remove(name))  # type: ignore[misc]
     return done
 
