@@ -21,7 +21,7 @@ LONGEST_S: Final = 30 * 86400.0
 MOST: Final = 1000
 """Limit of simultaneous holds: every plan checks each of them, and each is a row of the store."""
 _LONGEST_TARGET: Final = 4096
-"""A group path may be as long as the kernel allows a path to be."""
+"""The kernel's limit of a path."""
 _LONGEST_REASON: Final = 500
 _LONGEST_BY: Final = 100
 _KNOBS: Final = frozenset(
@@ -38,7 +38,7 @@ _KNOBS: Final = frozenset(
     }
 )
 OFF: Final = "off:"
-"""Before the uid of a pod that was freed: such a hold exists beside one that a person made."""
+"""Prefix of the hold on a freed pod, before its uid; it exists beside a hold that a person made."""
 OFF_NODE: Final = "off:node"
 """Under this hold the node accepts new BE pods, whatever is short."""
 _EXPECTED = "node, pod:UID, knob:NAME, file:/GROUP/PATH or file:/GROUP/PATH:KNOB"

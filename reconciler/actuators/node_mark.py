@@ -153,7 +153,7 @@ def _writer(node: NodeObject, field: str) -> str:
 
 
 async def _put(client: NodeClient, node: NodeObject, field: str, text: str, *, last: bool) -> NodeObject:
-    """Set what a field is to have; the object after that. Errors: `SourceError`."""
+    """Set a field to ``text``; returns the object after that. Errors: `SourceError`."""
     if field == _CONDITION:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         condition = decoded(msgspec.json.Decoder(NodeCondition).decode, text)

@@ -57,13 +57,13 @@ _MOVES_PAGES: Final = "cpu.mems"
 _BETWEEN_FILES: Final = frozenset({errno.EINVAL, errno.EACCES, errno.EBUSY, errno.ENOSPC})
 """The kernel's answers where a value does not fit those of the groups above or below it."""
 _OVERTAKEN_MOST: Final = 3
-"""Attempts of one file in a row that are not reported."""
+"""Attempts of one file in a row that count as overtaken, not as refused."""
 _REPLANS: Final = 3
-"""Plans of one pass, as long as the groups in the way prove to be others than was assumed."""
+"""Plans of one pass at most: one more each time that a group in the way has another value than was assumed."""
 _LEAST_RETRY_S: Final = 5.0
-"""A quota that a group inside forbids is tried again at least so often: that group is another program's."""
+"""Longest wait before a quota that a group inside forbids is tried again: that group is another program's."""
 _FLOOR_HOLDS: Final = frozenset({SettingState.BLOCKED, SettingState.DUE, SettingState.UNDER_WAY})
-"""States of a quota in which the least one that the kernel takes still counts in place of the wanted one."""
+"""States of a quota in which its floor, the least one that the kernel takes, counts in place of the wanted one."""
 _FAST_LIMIT_BYTES: Final = 64 << 20
 """A v2 memory limit below the usage of the runtime's init would kill it; smaller limits use the guarded write."""
 
@@ -103,7 +103,7 @@ class CgroupActuator:
         self._under_way: dict[tuple[str, str], FileWrite] = {}
         self._overtaken: Counter[tuple[str, str]] = Counter()
         self._begun: set[str] = set()
-        """Containers with which the runtime had finished when their files were read, or has by now."""
+        """Containers that the runtime had finished when their files were read, or has finished since."""
         self.writes: Counter[tuple[str, str]] = Counter()
         """By (knob, outcome): written, refused, overtaken, blocked, under way, gone, changed, restored, hot."""
 
@@ -262,7 +262,7 @@ class CgroupActuator:
         return await self._adopted(writes, entries, "cannot record the values of an earlier run")
 
     async def _adopted(self, writes: Sequence[FileWrite], entries: Sequence[LedgerEntry], failure: str) -> bool:
-        """Whether these entries are durable; then their groups are followed."""
+        """Make these entries durable, and follow their groups; whether that succeeded."""
         try:
             await in_worker(self._ledger.adopt, entries, limiter=self._store_lane)
         except StoreError as exc:

@@ -51,10 +51,10 @@ def knob_file(hierarchy: Hierarchy, path: str, knob: Knob) -> KnobFile | None:
 
 
 class Relatives(Enum):
-    """What reading the groups again that bound a refused value has shown."""
+    """The result of reading again the groups that bound a refused value."""
 
     SAME = "same"
-    """All are as the plan has assumed: the refusal counts."""
+    """All have the values that the plan assumed: the refusal counts."""
     CHANGED = "changed"
     """The plan was made for other values."""
     UNFINISHED = "unfinished"

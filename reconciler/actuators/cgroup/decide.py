@@ -144,7 +144,7 @@ _OOM_CONTROL: Final = "memory.oom_control"
 _SETTLED: Final = frozenset({SettingState.IN_PLACE, SettingState.WOULD_WRITE})
 """States that last as long as the files read the same."""
 _OTHER_FILES: Final = frozenset({*MEMORY_PAIR, *(knob.name for knob in CATALOG.values() if knob.resets)})
-"""Knobs with which the state of a group's settings follows from other files than their own, too."""
+"""Knobs whose state also follows from files other than their own."""
 
 
 @final

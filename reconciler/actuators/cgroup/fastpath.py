@@ -212,6 +212,7 @@ class FastPath:
         creation = not prepared.signalled
         # It remains prepared: ``runc update`` (the kubelet's CPU manager) ends in the same rename.
         prepared.signalled = True
+        # Once: no runtime takes the class back.
         on_init, prepared.on_init = prepared.on_init, None
         init = self._set_init(prepared.procs) if creation and on_init is not None else None
         done_at = time.monotonic()
@@ -258,7 +259,7 @@ class FastPath:
                 # main thread first: others that start from now on are its copies.
                 for tid in (pids[0], *self._files.groups(f"{self._proc}/{pids[0]}/task"))[:_MOST_THREADS]:
                     if tid not in changed and tid not in kept:
-                        with suppress(ProcessLookupError):
+                        with suppress(ProcessLookupError):  # it has exited
                             (changed if self._set_idle(int(tid)) else kept).add(tid)
         except (FileNotFoundError, ProcessLookupError):
             failed = errno.ESRCH

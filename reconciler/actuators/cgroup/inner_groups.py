@@ -279,7 +279,7 @@ class InnerGroups:
         return times
 
     def finish_pass(self, writes: int, cpu_s: float) -> None:
-        """The pass is over: count those that failed. ``writes``: of this pass, which took so much CPU time."""
+        """The pass is over: count the failures. ``writes``: of groups inside, which took ``cpu_s`` of CPU time."""
         if writes:
             self._write_s = (self._write_s + cpu_s / writes) / 2
         for inside in self._inside.values():
@@ -481,7 +481,7 @@ class InnerGroups:
     def _inode(self, path: str) -> int:
         with suppress(OSError):
             return self._files.inode(self._hierarchy.trigger_directory(path))
-        return 0
+        return 0  # unknown: matches any (`same_group`)
 
     def _resume(self) -> None:
         """After a start, or a change of the CPUs: groups inside may be narrower than their container allows."""

@@ -346,7 +346,7 @@ async def _restore_inside(context: _RestoreContext, place: _Place, inner: _Inner
         )
         now = CpuSet.parse(CATALOG[knob].normal(text, 1)).mask
     except (OSError, ValueError):
-        now = 0
+        now = 0  # nothing is planned for groups inside; rows are compared all the same
     managed = ManagedSet(path, now, now, now, frozenset(inner.copies - {now}))
     pending = await _plan_inside(context, managed, inner, context.between)
     around = await _bounding_values(context, {path})

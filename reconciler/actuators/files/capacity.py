@@ -236,6 +236,7 @@ class CapacityFiles(PeriodicActuator):
         }
         self._problems = {uid: text for uid, text in self._problems.items() if uid in situation.view.pods}
         try:
+            # Before the first write: a restore removes the file also after a crash.
             await self._rows.save(CapacityRows(places=self._rows.now.places | due.keys()))
         except StoreError as exc:
             self._problems.update({place.uid: str(exc) for place in due})

@@ -193,7 +193,7 @@ class InterruptPlaces(PeriodicActuator):
         self._refused: dict[int, str] = {}
         self._plan: InterruptPlan | None = None
         self._sweeps = 0
-        """Of this plan."""
+        """Sweeps since the plan changed."""
         self._not_restored: dict[int, str] = {}
         """Interrupts whose originals were refused, with the reason."""
         self._failure = ""

@@ -414,7 +414,8 @@ class PodCeiling:
                 entry = links.filters[link.index]
                 if entry.redirects_to is None:
                     continue
-                # Received packets have passed our IFB before the device counts them, and those sent, after.
+                # Packets that a pod sends pass our IFB after the device has counted them, those to it before: of these
+                # as many again may wait in the IFB's queue.
                 sent_by_pod = self.direction is Direction.SENT
                 total = link.received if sent_by_pod else link.sent
                 past = links.past.get(link.index, 0)

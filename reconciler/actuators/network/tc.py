@@ -265,6 +265,7 @@ def load_program(code: bytes) -> int:
     number = _BPF.get(platform.machine())
     if number is None:
         raise SourceError(NAME, f"no bpf system call number for {platform.machine()}")
+    # Any license: the helper that the classifier calls is not for GPL programs only.
     program, license_ = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"Apache-2.0")
     head = struct.pack("=IIQQ", _SCHED_CLS, len(code) // 8, ctypes.addressof(program), ctypes.addressof(license_))
     # The kernel takes a longer structure than it knows, if the rest is 0.

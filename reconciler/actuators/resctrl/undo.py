@@ -215,7 +215,7 @@ def _groups(files: GroupFiles, root: str) -> list[RestoreResult]:
     try:
         ours = groups.ours()
     except CgroupGoneError:
-        return done
+        return done  # unmounted meanwhile, which removes all groups
     except AgentError as exc:
         return [*done, RestoreResult(path=root, file="group", undo=RestoreOutcome.REFUSED, detail=str(exc))]
     for name in ours:
