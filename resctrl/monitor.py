@@ -1,6 +1,6 @@
 """Cache and memory bandwidth use of a group: monitoring groups under the hardware's budget, read as rates.
 
-An unknown is None and never 0: the first bytes of a fresh group, for example, may be the last tenant's.
+An unknown is None and never 0.
 
 Source: kernel documentation, filesystems/resctrl ("Resource monitoring rules"; "Sub-NUMA Clustering").
 """
@@ -57,6 +57,7 @@ class BandwidthRate(Struct, frozen=True, kw_only=True):
 
 def rates(before: MonitorReading | None, after: MonitorReading) -> dict[int, BandwidthRate]:
     """Occupancy now, and bandwidth between two readings of the same group."""
+    # The first bytes of a fresh group may be the last tenant's: a rate needs two readings of the same group.
     same = before is not None and before.inode == after.inode and after.at_s - before.at_s >= SHORTEST_S
     bandwidth_rates: dict[int, BandwidthRate] = {}
     for domain, now in after.domains.items():

@@ -234,7 +234,7 @@ class PeriodicWorker:
         gap_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``period_s``: from a sweep to the next without a reconciliation, None: only after one; ``gap_s``: at least."""
+        """``period_s``: between sweeps without a reconciliation, None: no such sweeps; ``gap_s``: least between two."""
         self.situation: PlanSnapshot | None = None
         """The newest; None before the first reconciliation and after a restore."""
         self.sweeps = 0

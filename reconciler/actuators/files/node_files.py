@@ -114,7 +114,7 @@ class FileAccess:
         try:
             self._files.write(directory, base, file.codec.encode(value))
         except OSError as exc:
-            return errno_name(exc.errno)
+            return errno_name(exc.errno)  # EROFS: /proc/sys is read-only in a container that is not privileged
         except ValueError as exc:
             return str(exc)
         result = self.value(name)

@@ -171,7 +171,7 @@ def release(pods: PodTc, name: str, redirect: Redirect) -> RestoreResult:
     file = _FILTERS[pods.direction]
     try:
         device = pods.device(name)
-        if device is None or device.index != redirect.index:
+        if device is None or device.index != redirect.index:  # a later device of this name
             return restore_result(name, file, RestoreOutcome.GONE)
         entry = pods.filters_of([redirect.index])[redirect.index]
         pods.release(redirect.index, with_qdisc=redirect.owns_qdisc)

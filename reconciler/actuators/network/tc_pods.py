@@ -231,7 +231,7 @@ class RealPodTc:
             if present.redirects_to is not None:
                 # It redirects to a device that was removed, or is not our IFB any more.
                 self._remove_filter(link, index, kind)
-            # The IFB marks received packets that it returns, so that they pass this filter (``tc_skip_classify``).
+            # The IFB marks received packets that it returns: this filter ignores them (``tc_skip_classify``).
             with _requires(errno.ENOENT, "no u32 or no mirred (CONFIG_NET_CLS_U32, CONFIG_NET_ACT_MIRRED)"):
                 link.tc(
                     "add-filter",

@@ -127,6 +127,8 @@ class IdleThreads(ProcessValueActuator):
         }
         wanted = self._starting(situation)
         self._created = {cid: item for cid, item in wanted.items() if cid not in self._settled}
+        # Finished by the runtime since the last reconciliation, without a signal that found them prepared. Not at the
+        # first one: those containers ran before.
         self._late = {
             cid: item
             for cid, item in wanted.items()

@@ -126,7 +126,7 @@ class MemberValues:
                 if self._kind.pinned(value):
                     pinned += 1
                 elif value != without:
-                    # The start time identifies the member: the kernel reuses ids. Each is a file: only those needed.
+                    # The start time distinguishes members of one id: the kernel reuses ids. It is one more file to read.
                     start = self._start(number)
                     rows.append((start, f"{number}:{start}", value))
             except (OSError, ValueError):
@@ -488,7 +488,7 @@ class ProcessValueActuator(PeriodicActuator):
     def _unwanted(
         self, situation: PlanSnapshot, unmanaged: Mapping[str, ContainerRecord]
     ) -> dict[str, ContainerRecord]:
-        """Those of these containers, for which no value is wanted any more, that are to be restored."""
+        """The containers to restore, of those for which no value is wanted any more."""
         plan = self._kind.part(situation.plan) or ProcessValuePlan()
         read_only = not situation.enforce or plan.dry_run
         # Also without permission to write where no member is left: a restore writes nothing there, and drops the row.

@@ -469,6 +469,7 @@ class ResctrlActuator:
         before = _wanted_values(self._swept_plan) if self._swept_plan is not None else {}
         now, self._swept_plan = _wanted_values(self._plan), self._plan
         for name in outcome.rewritten:
+            # In place after the last sweep, and the plan has not changed them: another program has.
             if name in self._outcome.homes.values() and before.get(name) == now.get(name):
                 self._changed[name] += 1
                 self._note("foreign", name, "changed by another program; written again")

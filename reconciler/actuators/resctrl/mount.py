@@ -74,7 +74,7 @@ class ResctrlMount:
 
     @property
     def to_undo(self) -> bool:
-        """Whether there may be changes of ours that were not tried to be restored; at the start there may."""
+        """Whether there may be changes of ours on which no restore was tried yet; True at the start."""
         return self._read_at == float("-inf") or self.state not in (self._unrestored, ResctrlState())
 
     async def offered(self, *, again: bool = False) -> Capability | None:
