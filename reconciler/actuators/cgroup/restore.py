@@ -502,7 +502,7 @@ def _result(entry: LedgerEntry, undo: RestoreOutcome, text: str, detail: str = "
 def unfreeze(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> tuple[list[str], list[str]]:
     """Thaw every group that the ledger records as frozen by us, also under a hold.
 
-    A frozen pod must not outlive the daemon: it answers no probe, and on cgroup v1 cannot even be killed. So this runs
+    A frozen pod answers no probe, and on cgroup v1 cannot even be killed: it must not outlive the daemon. So this runs
     at a stop, first at a start, and by the unit after a crash (``bypassctl thaw``). Pods that an eviction froze to kill
     them are in its own journal (`reconciler.responses.eviction.journal.thaw_killed`).
 
