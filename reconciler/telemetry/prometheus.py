@@ -444,11 +444,9 @@ def _cpus(milli: int | None) -> float | None:
 
 
 def _pod_text(pods: Sequence[PodMetrics], form: str) -> Steps[bytes]:
-    """Seven to thirteen series a pod; `MetricsSnapshot.pods` is bounded by ``http.pod_metrics_limit``.
-
-    Not by the library, which takes ten times as long: it makes a mapping of labels for each sample, and sorts and
-    escapes it again for each. The samples are the same in both forms, the comments of counters are not.
-    """
+    """Seven to thirteen series a pod; `MetricsSnapshot.pods` is bounded by ``http.pod_metrics_limit``."""
+    # Not by the library, which takes ten times as long: it makes, sorts and escapes labels for each sample.
+    # The samples are the same in both forms, the comments of counters are not.
     lines = {family.name: [_comments(family, form)] for family in _POD_FAMILIES}
     info = [_comments(_PodFamily("pod_info", "A pod, its class and the source of the class.", ()), form)]
     for number, pod in enumerate(pods):

@@ -42,10 +42,8 @@ class ProcessValueKind(msgspec.Struct, frozen=True, kw_only=True):
     ``ledger``: the kind of its rows; ``file``: their field, and the name in the results of a restore; ``policy``: whose
     setting it is. ``members``: the plural, for people. ``original``: of a container, from its members' values, the
     oldest first. ``pinned``: a value that is never changed. ``unrecorded``: values that are changed without an original
-    of their own where a container has too many: else a tenant's many members would keep themselves out.
-    ``at_once``: values that are also changed as members are listed, without an original of their own: else members
-    that exit sooner than a round takes would remain out. Empty: never. ``early_s``: the sweeps of a new container (s
-    after it was complete), whose processes may enter it later without an event.
+    of their own where a container has too many. ``at_once``: values that are also changed as members are listed,
+    without an original of their own; empty: never. ``early_s``: sweeps of a new container (s after it was complete).
     """
 
     ledger: str
