@@ -109,7 +109,7 @@ def plan_inner(managed: ManagedSet, groups: Iterable[InnerSet]) -> list[InnerCha
         if own is None:
             # A group made as a copy of the narrowed set (docker copies its parent's) has its parent's own set.
             own = above.own if group.now in above.copies else group.now
-        # All of its parent's where none of its own is left: a v1 set cannot be emptied (ENOSPC).
+        # All of its parent's where none of its own is left: a v1 set with processes cannot be emptied (ENOSPC).
         wanted = own & above.wanted or above.wanted
         copies = above.copies | {group.now} if own != group.now else above.copies
         places[group.path] = _Place(copies, wanted, own)

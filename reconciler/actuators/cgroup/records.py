@@ -86,7 +86,7 @@ class Records:
 
     def _allowed(self, entry: LedgerEntry, text: str) -> str:
         """A container's CPU set without the CPUs that the kubelet has made exclusive for other containers since."""
-        # It may be newer than the runtime's record, by which these CPUs are still another container's.
+        # It may be newer than the runtime's record, by which these CPUs are still this container's.
         cpus = self._checkpoint()
         # Only the static policy has exclusive CPUs, and it never takes one out of another container's set again.
         if cpus is None or cpus.policy is not CpuPolicy.STATIC or not (taken := cpus.exclusive_cpus):

@@ -158,7 +158,7 @@ def is_kernels(now: CpuSet, place: MovedInterrupt, online: CpuSet) -> bool:
     Source: kernel/irq/cpuhotplug.c, a broken affinity becomes that of all online CPUs.
     """
     ours = CpuSet.parse(place.ours[-1]) if place.ours else CpuSet()
-    # At least all that are online now but ours: CPUs may have come or gone since.
+    # More may be in it: CPUs that went offline since.
     return bool(ours) and not ours & now and online - ours <= now
 
 

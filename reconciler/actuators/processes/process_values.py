@@ -126,7 +126,7 @@ class MemberValues:
                 if self._kind.pinned(value):
                     pinned += 1
                 elif value != without:
-                    # The kernel reuses ids: the start time distinguishes their members. It is one more file to read.
+                    # The kernel reuses ids; the start time identifies the member. It is one more file to read.
                     start = self._start(number)
                     rows.append((start, f"{number}:{start}", value))
             except (OSError, ValueError):
