@@ -170,6 +170,7 @@ def _mount(mountinfo: str, prefix: str) -> tuple[str, tuple[str, ...]]:
         parts, fields = after.split(" "), before.split(" ")
         if after.startswith("resctrl ") and len(fields) > 4 and len(parts) > 2:
             point = fields[4]
+            # The table of a copied node has no prefix.
             inside = bool(prefix) and point.startswith(f"{prefix}/")
             # The first option is rw or ro.
             return point if inside else prefix + point, tuple(parts[2].split(",")[1:])

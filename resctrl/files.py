@@ -107,6 +107,7 @@ class RealMounter:
         for line in lines:
             before, _, after = line.partition(" - ")
             fields = before.split(" ")
+            # ``place`` has the root prefix, the table may not have it.
             if after.startswith("resctrl ") and len(fields) > 4 and place.endswith(fields[4]):
                 return after.split(" ")[1]
         return None

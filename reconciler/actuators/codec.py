@@ -140,7 +140,7 @@ class LedgerState(Generic[S]):
     def _write(self, state: S, dropped: str) -> None:
         """In the store's thread."""
         differing = self._codec.differing
-        # `now` is replaced only after this.
+        # Safe in a thread: the loop replaces `self.now` only after this.
         was, now = differing(self.now, state) if differing is not None else (self.now, state)
         _record(self._ledger, self._codec, was, now, dropped)
 

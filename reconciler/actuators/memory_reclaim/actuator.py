@@ -164,6 +164,7 @@ class ReclaimActuator:
         try:
             before = int(self._files.read(directory, used))
             outcome = self._reclaim_chunks(directory, action, cancelled)
+            # The container may have allocated more than was reclaimed.
             got = max(0, before - int(self._files.read(directory, used)))
         except OSError as exc:
             if exc.errno not in {errno.ENOENT, errno.ENODEV}:

@@ -122,6 +122,7 @@ class ResctrlMount:
             return []
         done, left = await self._work(partial(undo_all, self._files, capability, self.state, self._mounter))
         await self.save(left, dropped="restored")
+        # To be read again: resctrl may be unmounted now.
         self.capability, self._unrestored = None, left
         return done
 
