@@ -257,8 +257,8 @@ class Metadata:
             # The pod may have been removed during the call.
             times = self._requested[uid][0] if uid in self._requested else 0
             if self._labelled(uid):
+                # By the runtime, which marked it just now, or by another source, which did so itself.
                 self._requested.pop(uid, None)
-                self._dirty.mark(pod_key(uid))
             elif uid in self._requested:
                 delay = _RETRY_S[min(times, len(_RETRY_S) - 1)]
                 self._requested[uid] = (times + 1, trio.current_time() + delay)
@@ -294,8 +294,8 @@ class Metadata:
                 continue  # its sandbox is not listed now: what is known of a pod that is there is never shrunk
             if meta != before:
                 self._from_cri[meta.uid] = meta
-                # A new one is marked by `_request_due`, once its labels are reported.
-                if before is not None:
+                # Of a pod that no pass has seen nothing is to be done yet: its directory marks it.
+                if before is not None or (meta.uid in self._requested and meta.labels is not None):
                     self._dirty.mark(pod_key(meta.uid))
 
     def _labelled(self, uid: str) -> bool:

@@ -94,6 +94,21 @@ async def test_a_new_pod_is_asked_about_at_once_and_marked_when_it_is_told(
     assert [pod_meta.labels for pod_meta in metadata.get("u")] == [{"app": "u"}]
 
 
+async def test_a_pod_that_another_source_has_reported_meanwhile_is_not_marked_a_second_time(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    dirty, kubelet = DirtyKeys(), FakeKubelet({})
+    cri = FakeCri({"u": 0.05})
+    metadata = Metadata(dirty, kubelet=kubelet, cri=cri)
+    await nursery.start(metadata.run)
+    metadata.request(["u"])
+    await trio.sleep(0.02)
+    # A kubelet's list marks what it changes itself.
+    kubelet.known = {"u": meta("u", "kubelet")}
+    await trio.sleep(1)
+    assert (dirty.take_nowait().keys, [at for at, _ in cri.asked]) == (frozenset(), [0.0, 0.003, 0.013])
+
+
 async def test_wanting_does_not_wait_and_what_is_known_is_not_asked_again(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
