@@ -8,13 +8,16 @@ Source: recordings of 1.22 (updates at the first tick, at a restart, at changes:
 measurements of a kubelet that reconciles as 1.21 does; KubeletConfiguration (v1beta1) for the period.
 """
 
+import math
 from typing import Final, final
 
 RECONCILE_S: Final = 10.0
 """The default of ``cpuManagerReconcilePeriod``."""
 _SHORTEST: Final = 0.85
 _LONGEST: Final = 1.3
-"""Distances that are one period, as shares of it: a timer plus a round's work, which takes longer on a busy node."""
+"""Distances that are one period, as shares of it."""
+_PAUSE: Final = 0.5
+"""The least share of the period without an update between two rounds."""
 _ONE_UPDATE_S: Final = 0.5
 """Signals of one container closer than this are one update (state.json, then init.pid)."""
 _ROUNDS: Final = 4
@@ -32,6 +35,8 @@ class Reassertion:
         self._expected = reconcile_s
         self._rounds: dict[str, tuple[float, int]] = {}
         """Of each container its last update, and how many in the rhythm led to it; 0: it changed something."""
+        self._round = self._previous = (-math.inf, -math.inf)
+        """When the first and the last container of this round, and of the one before, were updated."""
         self._period: float | None = None
         self._last = 0.0
 
@@ -51,6 +56,8 @@ class Reassertion:
 
         Units: ``at`` is monotonic seconds. A container's creation may be left out, or reported as a change.
         """
+        if not changed:
+            self._note_round(at)
         before = self._rounds.get(container_id)
         if before is None:
             self._rounds[container_id] = (at, 0 if changed else 1)
@@ -59,7 +66,10 @@ class Reassertion:
         distance = at - last
         if distance < _ONE_UPDATE_S:
             return
-        follows = _SHORTEST * self._expected <= distance <= _LONGEST * self._expected
+        follows = any(
+            _SHORTEST * self._expected <= apart <= _LONGEST * self._expected
+            for apart in (distance, self._pause(last, at))
+        )
         # An update with a cause starts again: the distance to it proves nothing.
         count = rounds + 1 if follows and rounds else 1
         rounds = 0 if changed else count
@@ -71,11 +81,25 @@ class Reassertion:
             # A change is written in a round, too: the rhythm continues.
             self._last = at
 
+    def _note_round(self, at: float) -> None:
+        began, ended = self._round
+        if at - ended >= _PAUSE * self._expected:
+            self._previous, began = self._round, at
+        self._round = (began, at)
+
+    def _pause(self, last: float, at: float) -> float:
+        """The time between two rounds, in which a container was updated; 0 where it was not in both."""
+        # The kubelet's timer begins at the end of a round (wait.Until), and a round takes seconds on a busy node: a
+        # container's updates are apart by a part of both rounds' work, too, in no fixed order.
+        (first, ended), (began, _) = self._previous, self._round
+        return began - ended if first <= last <= ended and began <= at else 0.0
+
     def restarted(self) -> None:
         """The kubelet restarted, possibly as another version."""
         # The first round rewrites everything in any version, and systemd restarts a failing kubelet every 10 s or so,
         # which is the CPU manager's period, too.
         self._rounds.clear()
+        self._round = self._previous = (-math.inf, -math.inf)
         self._period = None
 
     def gone(self, container_id: str) -> None:

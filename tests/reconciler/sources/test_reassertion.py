@@ -1,4 +1,5 @@
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,39 @@ def test_distances_that_are_not_the_kubelets_period_are_none(distance: float) ->
     for number in range(8):
         known.updated("c", number * distance, changed=False)
     assert known.period(7 * distance) is None
+
+
+def rounds(known: Reassertion, *, pause_s: float, update_s: float, containers: int, number: int) -> float:
+    """Rounds of a kubelet whose timer begins at a round's end, and which takes pods from a map. Returns the end."""
+    names, order, at = [f"c{each}" for each in range(containers)], random.Random(1), 0.0
+    for _ in range(number):
+        at += pause_s
+        for name in order.sample(names, containers):
+            known.updated(name, at, changed=False)
+            at += update_s
+    return at
+
+
+@pytest.mark.parametrize(("containers", "update_s"), [(220, 0.02), (110, 0.1), (40, 0.5), (4, 3.0)])
+def test_rounds_that_take_long_on_a_busy_node_are_a_rhythm(containers: int, update_s: float) -> None:
+    known = Reassertion()
+    at = rounds(known, pause_s=10.0, update_s=update_s, containers=containers, number=5)
+    assert known.period(at) == pytest.approx(10.0 + containers * update_s, rel=0.5)
+
+
+@pytest.mark.parametrize("pause_s", [14.0, 27.0])
+def test_rounds_at_another_pause_are_none_however_long_they_take(pause_s: float) -> None:
+    known = Reassertion()
+    at = rounds(known, pause_s=pause_s, update_s=0.1, containers=110, number=8)
+    assert known.period(at) is None
+
+
+def test_a_container_that_is_in_every_second_round_only_is_none() -> None:
+    known = Reassertion()
+    for number in range(12):
+        known.updated("always", number * 20.0, changed=True)
+        known.updated(f"c{number % 2}", number * 20.0 + 5.0, changed=False)
+        assert known.period(number * 20.0 + 5.0) is None
 
 
 def test_a_kubelet_that_is_restarted_each_ten_seconds_has_no_rhythm() -> None:
