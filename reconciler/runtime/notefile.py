@@ -73,10 +73,12 @@ class NoteFile:
         with self._directory() as directory:
             return not _is_file(directory, self._name) or _exists(directory, f"{self._name}.ack")
 
-    def remove(self) -> None:
-        """Take it away again; a missing one is fine."""
-        with contextlib.suppress(FileNotFoundError), self._directory() as directory:
-            self._remove(directory, self._name)
+    def remove(self) -> bool:
+        """Take it away again; False: no file of this name is there (its owner may have made a directory of it)."""
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError), self._directory() as directory:
+            os.unlink(self._name, dir_fd=directory)
+            return True
+        return False
 
     @contextlib.contextmanager
     def _directory(self) -> Iterator[int]:

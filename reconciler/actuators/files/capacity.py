@@ -148,12 +148,12 @@ def text_of(capacity: PodCapacity, wall_s: float, ahead_s: float) -> str:
 
 def remove(root: str, place: CapacityPlace) -> RestoreResult:
     """Remove one file. Errors: none; they are in the result."""
-    outcome, detail = RestoreOutcome.RESTORED, ""
+    outcome, detail = RestoreOutcome.GONE, ""
     try:
-        place.note(root).remove()
+        if place.note(root).remove():
+            outcome = RestoreOutcome.RESTORED
     except NotADirectoryError:
-        # A component is a link or a file by now: the volume of our file is not there any more.
-        outcome = RestoreOutcome.GONE
+        pass  # a component is a link or a file by now: the volume of our file is not there any more
     except OSError as exc:
         outcome, detail = RestoreOutcome.REFUSED, errno_name(exc.errno)
     return RestoreResult(path=place.directory, file=place.file, undo=outcome, text=_ABSENT, detail=detail)

@@ -128,7 +128,7 @@ class NoticeSender:
             if note is not None:
                 await self._in_thread(note.remove)
         except (OSError, trio.TooSlowError):
-            return  # the volume was removed or replaced: no file of bypassd is in it
+            return  # the volume was removed or replaced, or the file cannot be removed: nothing is reported
 
     def _note(self, case: EvictionCase, wish: NoticeRequest) -> NoteFile | None:
         if wish.kind is not NoticeKind.VOLUME:

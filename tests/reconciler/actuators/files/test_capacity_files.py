@@ -1,5 +1,6 @@
 """Capacity files in volumes on a real file system: written when they change, removed by all that ends them."""
 
+import errno
 import json
 import os
 import subprocess
@@ -170,6 +171,33 @@ async def test_a_link_in_its_place_is_replaced_and_a_link_on_the_way_is_refused(
     (tmp_path / "capacity.json").write_text("of another")
     assert all(result.ok for result in await live.actuator.restore())
     assert (tmp_path / "capacity.json").read_text() == "of another"
+
+
+@pytest.mark.parametrize("running", [True, False])
+async def test_a_file_that_cannot_be_removed_is_not_reported_as_removed_and_keeps_its_row(
+    live: Live, monkeypatch: pytest.MonkeyPatch, *, running: bool
+) -> None:
+    """As one that is immutable."""
+
+    def refused(path: str, *, dir_fd: int | None = None) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path, dir_fd)
+
+    await live.sweep("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refused)
+        results = (
+            await live.actuator.restore() if running else undone(ACTUATOR, Ledger(live.store), root=str(live.path))
+        )
+    assert [(result.undo, result.detail) for result in results] == [(RestoreOutcome.REFUSED, "EPERM")]
+    assert (live.file().exists(), live.rows()) == (True, {"a"})
+
+
+async def test_a_directory_in_its_place_is_not_reported_as_a_file_that_was_removed(live: Live) -> None:
+    await live.sweep("a")
+    live.file().unlink()
+    live.file().mkdir()
+    assert [result.undo for result in await live.actuator.restore()] == [RestoreOutcome.GONE]
+    assert (live.file().is_dir(), live.rows()) == (True, set())
 
 
 async def test_a_volume_that_hangs_costs_its_own_file_only_however_long(
