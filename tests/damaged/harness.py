@@ -315,7 +315,10 @@ class _OneAnswer:
     def close(self) -> None: ...
 
     def send(self, data: bytes) -> int:
-        self._left = [self._data, struct.pack("=IHHII", 20, 3, 0, 1, 0) + b"\0" * 4]
+        sequence, answer = data[8:12], self._data
+        if answer[8:12] == struct.pack("=I", 1):  # not damaged there
+            answer = answer[:8] + sequence + answer[12:]
+        self._left = [answer, struct.pack("=IHH", 20, 3, 0) + sequence + b"\0" * 8]
         return len(data)
 
     def recv(self, most: int) -> bytes:

@@ -28,6 +28,7 @@ _ERROR: Final = 2
 _DONE: Final = 3
 _REQUEST: Final = 1
 _DUMP: Final = 0x300
+_INTERRUPTED: Final = 0x10  # from Linux 3.1 on
 _HEADER: Final = struct.Struct("=IHHII")
 _LINK: Final = struct.Struct("=BxHiII")
 _ATTR: Final = struct.Struct("=HH")
@@ -62,6 +63,8 @@ _UP: Final = 1
 _BUFFER: Final = 1 << 16
 _WAIT_S: Final = 5.0
 """For one answer of the kernel."""
+_TRIES: Final = 4
+"""Dumps of the devices, each of which another change may interrupt."""
 
 
 class Link(Struct, frozen=True, kw_only=True):
@@ -105,6 +108,8 @@ class Links:
         except OSError as exc:
             raise SourceError(NAME, f"no netlink socket: {exc.strerror}") from exc
         self._socket.settimeout(_WAIT_S)
+        self._sequence = 0
+        """Of the last request; its answers have the same."""
 
     def __enter__(self) -> Self:
         return self
@@ -165,38 +170,52 @@ class Links:
         info = preference << 16 | socket.htons(_ALL_PROTOCOLS)
         body = _FILTER.pack(0, index, _TABLE | number, parent, info)
         body += _packed(_TCA_KIND, b"u32\0") + _packed(_TCA_OPTIONS, options)
-        for _ in self._request(_NEW_FILTER, _SET, body, 0):
-            pass
+        self._request(_NEW_FILTER, _SET, body, 0)
 
     def queue(self, index: int, parent: int, limit: int) -> None:
         """Have a class queue at most ``limit`` bytes, first in first out; packets beyond it are dropped."""
         body = _FILTER.pack(0, index, 0, parent, 0)
         body += _packed(_TCA_KIND, b"bfifo\0") + _packed(_TCA_OPTIONS, struct.pack("=I", limit))
-        for _ in self._request(_NEW_QDISC, _SET, body, 0):
-            pass
+        self._request(_NEW_QDISC, _SET, body, 0)
 
-    def _request(self, what: int, flags: int, body: bytes, answer: int) -> Iterator[memoryview]:
-        try:
-            self._socket.send(_HEADER.pack(_HEADER.size + len(body), what, flags, 1, 0) + body)
-            while True:
-                received = memoryview(self._socket.recv(_BUFFER))
-                at = 0
-                while at + _HEADER.size <= len(received):
-                    length, kind, _, _, _ = _HEADER.unpack_from(received, at)
-                    if kind == _DONE:
-                        return
-                    if kind == _ERROR:  # of number 0: an acknowledgement
-                        _raise_error(received[at + _HEADER.size :])
-                    if kind == answer:
-                        yield received[at + _HEADER.size : at + length]
-                    at += max(_HEADER.size, length + 3 & ~3)  # a length of 0 would never end
+    def _request(self, what: int, flags: int, body: bytes, answer: int) -> list[memoryview]:
+        """The bodies of the kernel's answers of this kind, all of one state of the kernel's."""
+        for _ in range(_TRIES):
+            try:
+                answers, interrupted = self._answers(what, flags, body, answer)
+            except OSError as exc:
+                raise SourceError(NAME, f"no answer from the kernel about devices: {exc.strerror or exc}") from exc
+            except struct.error as exc:
+                raise SourceError(NAME, f"no answer from the kernel about devices: {exc}") from exc
+            if not interrupted:
+                return answers
+        raise SourceError(NAME, f"the devices changed while they were read, {_TRIES} times in a row")
+
+    def _answers(self, what: int, flags: int, body: bytes, answer: int) -> tuple[list[memoryview], bool]:
+        """The answers, and whether devices changed meanwhile: then a device that exists may be missing."""
+        self._sequence += 1
+        self._socket.send(_HEADER.pack(_HEADER.size + len(body), what, flags, self._sequence, 0) + body)
+        answers: list[memoryview] = []
+        interrupted = False
+        while True:
+            received = memoryview(self._socket.recv(_BUFFER))
+            at, ended = 0, False
+            while at + _HEADER.size <= len(received):
+                length, kind, marks, sequence, _ = _HEADER.unpack_from(received, at)
+                content = received[at + _HEADER.size : at + length]
+                at += max(_HEADER.size, length + 3 & ~3)  # a length of 0 would never end
+                if sequence != self._sequence:
+                    continue  # the late answer to a request that was given up
+                interrupted |= bool(marks & _INTERRUPTED)
+                # Of number 0: an acknowledgement, or the complete end of a dump.
+                if kind in {_ERROR, _DONE}:
+                    _raise_error(content)
+                if kind == answer:
+                    answers.append(content)
                 # Only a dump has further messages, up to the one that ends it.
-                if flags & _DUMP != _DUMP:
-                    return
-        except OSError as exc:
-            raise SourceError(NAME, f"no answer from the kernel about devices: {exc.strerror or exc}") from exc
-        except struct.error as exc:
-            raise SourceError(NAME, f"no answer from the kernel about devices: {exc}") from exc
+                ended |= kind == _DONE or flags & _DUMP != _DUMP
+            if ended:
+                return answers, interrupted
 
 
 def _packed(kind: int, value: bytes) -> bytes:

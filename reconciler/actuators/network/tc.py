@@ -125,10 +125,11 @@ class RealTc:
     def names(self) -> dict[str, RootQdisc]:
         with connected(self._connect, "interfaces") as link:
             ours = {qdisc["index"] for qdisc in link.get_qdiscs() if qdisc["handle"] == HANDLE}
+            # One at a time: the library does not tell a dump of all devices that a change has interrupted.
             qdiscs = {
                 entry.get_attr("IFLA_IFNAME"): self._root(link, entry["index"])
-                for entry in link.get_links()
-                if entry["index"] in ours and entry.get_attr("IFLA_IFNAME") not in _IFBS
+                for entry in (link.get_links(*sorted(ours)) if ours else ())
+                if entry.get_attr("IFLA_IFNAME") not in _IFBS
             }
             return {name: root for name, root in qdiscs.items() if root is not None and root.ours}
 
