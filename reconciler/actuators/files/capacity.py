@@ -182,6 +182,7 @@ class CapacityFiles(PeriodicActuator):
         self._busy: set[CapacityPlace] = set()
         """Files that a thread writes or removes now: no second thread tries one that hangs."""
         self._written: dict[CapacityPlace, tuple[PodCapacity, float]] = {}
+        """The last write of each that has ended, also of those in `_problems`."""
         self._problems: dict[str, str] = {}
 
     # The interface of an auxiliary actuator
@@ -191,7 +192,7 @@ class CapacityFiles(PeriodicActuator):
             return await self._remove(sorted(place for place in self._rows.now.places if only in {None, place.uid}))
 
     def status(self) -> Mapping[str, object]:
-        """The files whose newest content was written, by pod uid; counts."""
+        """The content that was written last, by pod uid, without those whose last write failed; counts."""
         return {
             "pods": {
                 place.uid: {
@@ -207,7 +208,7 @@ class CapacityFiles(PeriodicActuator):
         }
 
     def notified(self) -> frozenset[str]:
-        """Uids of the pods whose newest content could be written."""
+        """Uids of the pods whose file was written, and whose last write has not failed."""
         return frozenset(place.uid for place in self._written) - self._problems.keys()
 
     def problems(self) -> Sequence[str]:
@@ -258,8 +259,6 @@ class CapacityFiles(PeriodicActuator):
     async def _write(self, place: CapacityPlace, capacity: PodCapacity) -> None:
         now = self._wall()
         text = text_of(capacity, now, now - self._clock())
-        # A failed write is tried again with the next content or interval.
-        self._written[place] = capacity, now
         try:
             note = place.note(self._root)
             await self._in_thread(place, lambda: note.write(text))
@@ -270,6 +269,8 @@ class CapacityFiles(PeriodicActuator):
         else:
             self._problems.pop(place.uid, None)
             self.counts["written"] += 1
+        # A failed write is tried again with the next content or interval.
+        self._written[place] = capacity, now
 
     def _failed(self, place: CapacityPlace, text: str) -> None:
         self._problems[place.uid] = text

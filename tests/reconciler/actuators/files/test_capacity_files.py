@@ -8,11 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
@@ -230,6 +232,38 @@ async def test_a_volume_that_hangs_costs_its_own_file_only_however_long(
     live.now += 70
     await live.sweep("a", "b")
     assert live.actuator.problems() == []
+
+
+async def test_a_pod_is_notified_only_when_its_file_is_written(
+    live: Live, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    writing, go_on, real = threading.Event(), threading.Event(), CapacityPlace.note
+
+    def note(place: CapacityPlace, root: str) -> Any:
+        def write(text: str) -> None:
+            writing.set()
+            go_on.wait(30)
+            real(place, root).write(text)
+
+        return SimpleNamespace(write=write)
+
+    monkeypatch.setattr(CapacityPlace, "note", note)
+    for number, milli in enumerate((2400, 100), start=1):
+        writing.clear()
+        go_on.clear()
+        nursery.start_soon(partial(live.sweep, "a", capacity=replace(SOME, cpu_milli=milli)))
+        try:
+            await until(writing.is_set)
+            before = {pod["cpu_milli"] for pod in live.actuator.status()["pods"].values()}  # type: ignore[attr-defined]
+            assert (set(live.actuator.notified()), before) == ((set(), set()) if number == 1 else ({"a"}, {2400}))
+        finally:
+            go_on.set()
+        await until(partial(_has_written, live, number))
+    assert live.actuator.notified() == {"a"}
+
+
+def _has_written(live: Live, number: int) -> bool:
+    return live.actuator.counts["written"] == number
 
 
 async def test_without_its_row_in_the_ledger_no_file_is_written(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
