@@ -194,6 +194,10 @@ class Inside:
     def left(self) -> int:
         return len(self._moves)
 
+    def groups_left(self, managed: str) -> int:
+        """How many groups inside have moves left: one may have two."""
+        return len({path for path, _ in self._moves} - {managed})
+
     def take(self, most: int) -> dict[str, int]:
         """The next part of the moves, in the kernel's order: each group's set after it."""
         taken: dict[str, int] = {}
@@ -346,7 +350,7 @@ class InnerGroups:
             else:
                 inside.again(self._walk(write), verify_at=time.monotonic() + _VERIFY_S)
             return 0
-        before = inside.left
+        groups = inside.groups_left(managed.path)
         taken = inside.take(most)
         if taken:
             # To the end of the order of turns in `expand`.
@@ -361,7 +365,7 @@ class InnerGroups:
         if mask_now is not None:
             result.work.append(write if mask_now == managed.wanted else self._towards(write, mask_now))
         if whole and mask_now != managed.wanted:
-            result.waiting.append((write, f"{before - 1} groups inside are changed first"))
+            result.waiting.append((write, f"{groups} groups inside are changed first"))
         inside.assume(taken, managed.path)
         if not inside.left:
             inside.again(self._walk(write), verify_at=time.monotonic() + _VERIFY_S)

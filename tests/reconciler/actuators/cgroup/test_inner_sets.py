@@ -288,6 +288,18 @@ async def test_the_slower_the_kernel_the_fewer_groups_are_written_in_one_pass(ac
     assert max(numbers[3:]) <= 10
 
 
+async def test_a_group_that_is_written_twice_is_counted_once(acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No CPU in common: those with groups below them have both sets in between."""
+    monkeypatch.setattr(inner_groups, "WRITTEN_AT_ONCE", 8)
+    acting.write(GROUP, "cpu.set", "0-1")
+    for index in range(10):
+        make_inner(acting, f"{DOCKER}/{index:064x}/below")
+    assert await container_on(acting, "2-3") == ("0-3", "due")
+    status = acting.judge.statuses.get((GROUP, "cpu.set"))
+    assert status is not None
+    assert status.detail == "21 groups inside are changed first"
+
+
 async def test_of_two_containers_each_has_its_turn(acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the one with the most groups would keep the other from its own."""
     monkeypatch.setattr(inner_groups, "WRITTEN_AT_ONCE", 10)
