@@ -522,9 +522,12 @@ def unfreeze(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> 
             if knob.decode(files.read(directory, entry.file), version) == 0:
                 continue
             files.write(directory, entry.file, knob.encode(0, version))  # in the event loop: 0.4 ms
-            ledger.wrote(entry.key, before=None, after=knob.normal(files.read(directory, entry.file), version))
+            after = knob.normal(files.read(directory, entry.file), version)
+            ledger.wrote(entry.key, before=None, after=after)
             if _is_frozen_above(hierarchy, files, entry.path, version):
                 failed.append(f"{entry.path}: still frozen: a group above it is frozen by another program")
+            elif knob.decode(after, version) != 0:
+                failed.append(f"{entry.path}: still frozen: accepted, but it reads {after}")
             else:
                 done.append(entry.path)
         except (FileNotFoundError, ProcessLookupError):

@@ -90,6 +90,19 @@ async def test_a_pod_below_a_group_that_another_program_froze_is_not_said_to_run
         assert not frozen(live)
 
 
+async def test_a_pod_that_another_program_freezes_again_at_once_is_not_said_to_run(
+    live: LiveNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    with live.agent() as agent:
+        await freeze(live, agent)
+        write = live.kernel.write
+        live.kernel.write = lambda *_: None  # type: ignore[method-assign]
+        assert agent.record.thaw() == []
+        live.kernel.write = write  # type: ignore[method-assign]
+        (message,) = [record.getMessage() for record in caplog.records if "frozen" in record.getMessage()]
+        assert message.startswith(f"{group(BATCH)}: still frozen: accepted, but it reads ")
+
+
 async def test_it_ends_when_nothing_is_to_be_written_any_more(live: LiveNode) -> None:
     with live.agent() as agent:
         await freeze(live, agent)
