@@ -182,6 +182,7 @@ class HarmReading(Struct, frozen=True, kw_only=True):
     ceiling_milli: int  # what BE work may use
     unknown_since: float | None = None  # since when nothing is known of online pods' waiting
     cuts: int = 0
+    grown: bool = False  # since the last cut
     uid: str | None = None  # of the last cut, as the next two: the online pod, or a host workload's subject
     waits_percent: float = 0.0  # of its time, that it waited
     own_percent: float = 0.0  # what it waits without BE work

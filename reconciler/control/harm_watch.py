@@ -258,6 +258,7 @@ class HarmWatch:
             ceiling_milli=state.ceiling_milli,
             unknown_since=since,
             cuts=state.cuts,
+            grown=state.raised_at >= state.cut_at,  # a cut takes the last step back
             uid=_subject(uid),
             waits_percent=waits,
             own_percent=own,

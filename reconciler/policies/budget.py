@@ -281,7 +281,8 @@ def harm_budget(
     assert reading is not None
     room, text = reading.ceiling_milli, "all idle CPU: BE pods run in the idle class"
     if room < terms.top_milli:
-        text = "cut, because online pods waited for a CPU" if reading.cuts else "grows, as no online pod waits for it"
+        cut = reading.cuts and not reading.grown
+        text = "cut, because online pods waited for a CPU" if cut else "grows, as no online pod waits for it"
     if reading.comparing:
         text = "at the minimum for a moment, to learn what online pods wait without BE work"
     if reading.unknown_since is not None:
@@ -319,7 +320,7 @@ def _cause(view: NodeView, reading: HarmReading, terms: HarmTerms) -> str:
         return "comparing what online pods wait with and without BE work, as cuts did not end their waiting"
     if reading.ceiling_milli >= terms.top_milli:
         return "no online pod waits for a CPU because of BE work"
-    if not reading.cuts:
+    if not reading.cuts or reading.grown:
         return f"BE has up to {fmt.cpu(reading.ceiling_milli)} so far, as no online pod waits because of it"
     pod = view.pods.get(reading.uid or "")
     name = pod.title if pod is not None else "a pod that was removed"

@@ -216,6 +216,23 @@ async def test_harm_cuts_at_once_and_names_the_pod(node: LiveNode, form: Reclaim
         assert rounds.pools.confined is not rounds.limited is (form is ReclaimedForm.QUOTA)
 
 
+async def test_be_work_that_grows_again_after_a_cut_is_not_said_to_be_cut(node: LiveNode) -> None:
+    async with watching(node) as rounds:
+        cut = await rounds.cut()
+        assert rounds.pools.reasons["budget"].startswith("cut, because online pods waited")
+        assert rounds.pools.reasons["law"].startswith("harm: cut to ")
+        rounds.waits.now = CALM
+        reading: HarmReading | None = cut
+        while reading is not None and reading.ceiling_milli <= cut.ceiling_milli:
+            reading = await rounds.next()
+        assert reading is not None
+        assert cut.ceiling_milli < reading.ceiling_milli < rounds.terms.top_milli
+        assert rounds.pools.reasons["budget"] == "grows, as no online pod waits for it"
+        assert rounds.pools.reasons["law"].endswith("so far, as no online pod waits because of it")
+        assert (await rounds.cut()).grown is False
+        assert rounds.pools.reasons["budget"].startswith("cut, because online pods waited")
+
+
 async def test_idle_cpu_time_that_a_cut_keeps_from_be_work_is_counted(node: LiveNode) -> None:
     async with watching(node) as rounds:
         reading, top = await rounds.cut(), rounds.terms.top_milli
