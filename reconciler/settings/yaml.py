@@ -126,11 +126,12 @@ def _plain(node: Node, path: Path, marks: dict[Path, tuple[int, int]]) -> object
         data[key] = _plain(value, (*path, key), marks)
     if "<<" in data:
         # A mapping's own keys win over merged ones, and an earlier merged mapping over a later.
-        merged = data.pop("<<")
-        for other in merged if isinstance(merged, list) else [merged]:
+        merged, own, data = data.pop("<<"), data, {}
+        for other in reversed(merged) if isinstance(merged, list) else [merged]:
             if not isinstance(other, dict):
                 raise YamlError(node.items["<<"].at, "expected a mapping to merge")
-            data = {**other, **data}
+            data.update(other)
+        data.update(own)
     return data
 
 

@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from cgroupfs.errors import InputError
 from reconciler.settings.yaml import dotted, read_yaml
+from tests.cputime import least_cpu_s
 
 
 def test_scalars_are_what_they_look_like_and_numbers_stay_exact() -> None:
@@ -56,6 +57,12 @@ def test_aliases_and_merge_keys_work_as_elsewhere() -> None:
         "use": {"y": 3, "x": 1},
         "both": {"x": 1, "y": 2, "z": 4},
     }
+
+
+def test_the_work_grows_with_the_merged_entries_and_not_with_their_square() -> None:
+    """As many as the bound on nodes lets pass: each a copy of all before it took five seconds."""
+    text = "a:\n  <<:\n" + "".join(f"  - {{k{number}: 1}}\n" for number in range(16_000))
+    assert least_cpu_s(lambda: read_yaml(text, "f"), 1.5) < 1.5
 
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
