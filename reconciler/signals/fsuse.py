@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple, final
 
@@ -35,6 +36,12 @@ _ENVIRONMENT: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bi
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _MOST_MOUNTS: Final = 1 << 20
 """Characters of a mount table that are read."""
+_MOUNT: Final = re.compile(
+    r"^\d+ \d+ (\d+:\d+) \S+ (\S+/pods/[^/\s]+/(?:volume-subpaths/[^/\s]+/[^/\s]+/[^/\s]+"
+    r"|volumes/(?:kubernetes\.io~csi/[^/\s]+/mount|[^/\s]+/[^/\s]+))) .* - (?!tmpfs )",
+    re.MULTILINE,
+)
+"""Where the kubelet mounts volumes. The directories above these are its own: no tenant decides what is in them."""
 _LOGS: Final = "var/log/pods"
 
 
@@ -87,6 +94,19 @@ def upper_directory(mountinfo: str) -> str | None:
     """
     match = _ROOT.search(mountinfo)
     return None if match is None else match[1]
+
+
+def _without(path: str, mounts: Mapping[str, bool]) -> Iterator[str]:
+    """What is to be counted for a directory: all of it, or its entries without these mounts."""
+    if path not in mounts:
+        yield path
+    elif not mounts[path]:
+        try:
+            names = os.listdir(path)  # asks no entry's file system
+        except OSError:
+            names = [""]  # it has gone meanwhile: a path without a count
+        for name in names:
+            yield from _without(f"{path}/{name}", mounts)
 
 
 @final
@@ -149,7 +169,7 @@ class DirectoryUsageReader(BaseReader):
         """In the thread. Errors: `OSError` when nothing can be counted."""
         at_s = self._clock()
         nodefs, imagefs = os.stat(self._pods).st_dev, self._image_device()
-        chosen: dict[str, list[str]] = {}
+        mounts, chosen = self._mounts(nodefs), dict[str, list[str]]()
         for uid, paths in places.items():
             # One file system by both names is the first.
             subjects = {imagefs: pod_at(uid, _IMAGES), nodefs: pod_subject(uid)}
@@ -157,7 +177,7 @@ class DirectoryUsageReader(BaseReader):
             for path, device in sorted(set(self._found(paths))):
                 # Volumes mounted from elsewhere and memory volumes fill neither file system.
                 if device in subjects:
-                    chosen.setdefault(subjects[device], []).append(path)
+                    chosen.setdefault(subjects[device], []).extend(_without(path, mounts))
         everything = [path for paths in chosen.values() for path in paths]
         if not everything:
             return {}
@@ -170,6 +190,24 @@ class DirectoryUsageReader(BaseReader):
             # A directory removed while it was counted makes the whole pod unknown: it may have been the largest.
             if all(path in sizes for path in paths)
         }
+
+    def _mounts(self, nodefs: int) -> dict[str, bool]:
+        """True: the place of a volume on another file system; False: a directory above one, below the pods'.
+
+        ``du -x`` would ask each of these file systems once: one whose server is down would hide all pods' use.
+        """
+        mounts: dict[str, bool] = {}
+        with (
+            suppress(OSError),
+            open(f"{self._root}/proc/1/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as file,
+        ):
+            for device, point in _MOUNT.findall(file.read(_MOST_MOUNTS)):
+                path = f"{self._root}{point}"
+                if device != f"{os.major(nodefs)}:{os.minor(nodefs)}" and path.startswith(f"{self._pods}/"):
+                    mounts[path] = True
+                    while (path := os.path.dirname(path)) != self._pods:
+                        mounts.setdefault(path, False)
+        return mounts
 
     def _mounted_by_host(self, process: str) -> bool:
         """Whether a process shares process 1's user namespace: in its own it mounts anything as its root."""

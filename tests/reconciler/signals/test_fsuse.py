@@ -179,6 +179,56 @@ async def test_a_name_that_leads_elsewhere_names_no_directory(tmp_path: Path) ->
     assert str(elsewhere) not in counted
 
 
+@pytest.mark.parametrize(
+    "volume",
+    ["volumes/kubernetes.io~nfs/data", "volumes/kubernetes.io~csi/data/mount", "volume-subpaths/data/main/0"],
+)
+async def test_no_count_enters_a_volume_of_another_file_system_whose_server_may_be_down(
+    tmp_path: Path, volume: str
+) -> None:
+    """``du -x`` waits for the server to see that it is another one: the pod would hide the use of all."""
+    tree, (layer, own, logs) = _node(tmp_path)
+    mount = tmp_path / "var/lib/kubelet/pods/a" / volume
+    mount.mkdir(parents=True)
+    (tmp_path / "var/lib/kubelet/pods/b").mkdir()
+    point = f"/{mount.relative_to(tmp_path)}"
+    tree.proc("1/mountinfo", f"{OVERLAY}90 1 0:55 / {point} rw - nfs4 server:/data rw\n")
+    (mount.parent / "vol_data.json").write_text("{}")
+    counted: set[str] = set()
+
+    def du(options: Sequence[str], paths: Sequence[str]) -> str:
+        assert not any(f"{mount}/".startswith(f"{path}/") for path in paths), "it would never return"
+        counted.update(paths)
+        return run_du(options, paths)
+
+    sheet = await _until_told(_reader(tree, du=du), tree, "a", "b")
+    assert sheet.samples["pod:a"]["fs.use"].value >= 120_000
+    assert sheet.samples.keys() == {"pod:a", "pod:b"}
+    assert {layer, logs.removesuffix("/main"), f"{mount.parent}/vol_data.json"} <= counted
+    assert any(own.startswith(path) for path in counted)
+
+
+async def test_mounts_of_the_same_file_system_of_memory_and_inside_a_tenants_volume_change_nothing(
+    tmp_path: Path,
+) -> None:
+    tree, (_, own, _) = _node(tmp_path)
+    device, pods = os.stat(tmp_path).st_dev, "/var/lib/kubelet/pods/a/volumes"
+    tree.proc(
+        "1/mountinfo",
+        f"{OVERLAY}90 1 {os.major(device)}:{os.minor(device)} / {pods}/kubernetes.io~local-volume/x rw - ext4 d rw\n"
+        f"91 1 0:55 / {pods}/kubernetes.io~secret/token rw - tmpfs tmpfs rw\n"
+        f"92 1 0:56 / {own.removeprefix(str(tmp_path))}/deep rw - fuse f rw\n",
+    )
+    counted: set[str] = set()
+
+    def du(options: Sequence[str], paths: Sequence[str]) -> str:
+        counted.update(paths)
+        return run_du(options, paths)
+
+    await _until_told(_reader(tree, du=du), tree, "a")
+    assert str(tmp_path / "var/lib/kubelet/pods/a") in counted
+
+
 async def test_a_count_that_does_not_return_is_a_problem_and_nothing_is_listed_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
