@@ -103,7 +103,7 @@ class CoreSched(PeriodicActuator):
             if not self._ours:
                 return ()
             done, left = await self._worker.work(partial(tasks.undo, self._prctl, self._rows.now, only, self._proc))
-            await self._save(left.ours, dropped="restored")
+            done = await self._rows.restored(left, done)
             for result in done:
                 self._note("restored" if result.ok else "failed", result.path, group=result.path, why=result.detail)
             return done
@@ -244,9 +244,9 @@ class CoreSched(PeriodicActuator):
 
     # The recorded cookies
 
-    async def _save(self, ours: Mapping[int, str], *, dropped: str = "gone") -> bool:
+    async def _save(self, ours: Mapping[int, str]) -> bool:
         try:
-            await self._rows.save(CookieState(ours=dict(ours)), dropped=dropped)
+            await self._rows.save(CookieState(ours=dict(ours)))
         except StoreError as exc:
             self._unrecorded = f"no cookie is assigned that cannot be recorded: {exc}"
             return False

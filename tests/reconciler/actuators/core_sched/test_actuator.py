@@ -369,6 +369,23 @@ async def test_restore_takes_them_from_every_thread_wherever_it_is(world: World)
     assert await world.side.restore() == ()
 
 
+async def test_a_restore_that_cannot_be_recorded_is_not_reported_as_done(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may give the number of a cookie of ours to another program, whose threads would be cleared next."""
+    world.run(BATCH)
+    await world.look(BATCH)
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "record", _full)
+        done = await world.side.restore()
+    assert [(result.path, result.undo, result.detail) for result in done] == [
+        ("reclaimed", RestoreOutcome.REFUSED, "no space left")
+    ]
+    assert world.side.problems() == []
+    await world.side.restore()
+    assert read_rows(Ledger(world.store), CODEC).ours == {}
+
+
 async def test_a_refused_cookie_is_not_the_outcome_of_another_whose_thread_has_ended(world: World) -> None:
     world.config = CoreSchedConfig(enabled=True, groups=CookieGroups.CLASS)
     world.run(BATCH, WEB)
