@@ -629,26 +629,21 @@ class ProcessValueActuator(PeriodicActuator):
             return done
         for path, record in chosen.items():
             done.append(await self._worker.work(partial(self._members.restore, path, record)))
-        self._problems += [f"{result.path}: {result.detail}" for result in done if not result.ok]
         finished = {result.path for result in done if result.ok}
-        await self._save(
-            lambda now: {path: record for path, record in now.items() if path not in finished}, dropped="restored"
-        )
+        async with self._saving:
+            left = {path: record for path, record in self._containers.items() if path not in finished}
+            done = await self._rows.restored(ContainerRecords(containers=left), done)
+        self._problems += [f"{result.path}: {result.detail}" for result in done if not result.ok]
         return done
 
-    async def _save(
-        self,
-        change: Callable[[Mapping[str, ContainerRecord]], Mapping[str, ContainerRecord]],
-        *,
-        dropped: str = "gone",
-    ) -> bool:
+    async def _save(self, change: Callable[[Mapping[str, ContainerRecord]], Mapping[str, ContainerRecord]]) -> bool:
         """Record the changed records; returns whether that is durable, and in force.
 
         ``change`` gets the records of that moment: more than one task saves.
         """
         async with self._saving:
             try:
-                await self._rows.save(ContainerRecords(containers=change(self._containers)), dropped=dropped)
+                await self._rows.save(ContainerRecords(containers=change(self._containers)))
             except StoreError as exc:
                 self._problems.append(str(exc))
                 return False

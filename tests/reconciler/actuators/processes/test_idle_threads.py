@@ -568,6 +568,25 @@ async def test_what_cannot_be_recorded_is_not_set(live: Idle, monkeypatch: pytes
     assert policies(pid) == [IDLE]
 
 
+async def test_a_restore_that_cannot_be_recorded_is_not_reported_as_done(
+    live: Idle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.process()
+    await live.sweep()
+
+    def full(store: Store, batch: StoreBatch) -> None:
+        raise StoreError("no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "apply", full)
+        assert [(result.undo, result.detail) for result in await live.actuator.restore()] == [
+            (RestoreOutcome.REFUSED, "no space")
+        ]
+    assert live.rows() == {live.main}
+    assert [result.ok for result in await live.actuator.restore()] == [True]
+    assert live.rows() == set()
+
+
 # At the runtime's signal
 
 
