@@ -65,7 +65,8 @@ class InterferenceService:
         self._place, self._mode = base.place, control.writes.mode
         self._settings, self._falling = settings, falling
         self._changed = WakeUp()
-        # Evictions that an earlier run began are completed or dropped, whatever the configuration now.
+        # Evictions that an earlier run of the daemon or of this component began are completed or dropped, whatever the
+        # configuration now.
         self._left = bool(record.store.rows(EVICTIONS))
         self.observer: InterferenceMonitor | None = None
         self.evictor: Evictor | None = None
@@ -129,16 +130,20 @@ class InterferenceService:
                     await self._changed.wait(_LOOK_S)
                 nursery.cancel_scope.cancel(reason="the configuration changed")
         finally:
+            self._left |= self._has_open()
             self.observer = self.evictor = self._pressure = None
 
     def _over(self) -> bool:
         """Whether this is to end: nothing enables it any more, or an evictor is missing."""
-        if self.evictor is not None and any(case.open for case in self.evictor.cases()):
+        if self._has_open():
             return False
         self._left = False  # the last case of an earlier run has ended
         if self.evictor is None and self._config.eviction.enabled:
             return True
         return not watched(self._config)
+
+    def _has_open(self) -> bool:
+        return any(case.open for case in self.cases())
 
     def _make_evictor(self) -> "Evictor":
         from reconciler.clients.kube import KubeApi

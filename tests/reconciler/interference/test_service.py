@@ -16,9 +16,11 @@ from reconciler.policies.cache import CachePolicyConfig
 from reconciler.policies.shared import SharedConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.responses.eviction.config import EvictionConfig
+from reconciler.responses.eviction.executor import Evictor
 from reconciler.signals.perf import PerfReader
 from reconciler.signals.readers import SampleContext, SampleSheet
 from state.cache import CacheMode, LevelControl
+from state.eviction import EvictionCase, EvictionOrder, EvictionTarget
 from state.evidence import pod_subject
 from tests.fakes.constants import varied
 from tests.fakes.livenode import WEB, LiveNode
@@ -99,6 +101,25 @@ async def test_the_monitor_reads_the_store_in_the_stores_lane(live: LiveNode) ->
                 assert agent.interference.observer is None
             await until(lambda: agent.interference.observer is not None)
             nursery.cancel_scope.cancel()
+
+
+async def test_an_eviction_under_way_survives_a_restart_of_the_component_after_eviction_was_disabled(
+    live: LiveNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an error in the monitor: nothing else would complete it, or thaw its pod, before the daemon's end."""
+    order = EvictionOrder(id="o", uid=WEB, title="a/b", namespace="a", name="b", owner=None, cause="x", evidence="y")
+    target = EvictionTarget(group="/kubepods/x", inodes={})
+    monkeypatch.setattr(Evictor, "cases", lambda _: (EvictionCase(order=order, target=target, boot="b"),))
+    enabled = replace(live.config, eviction=EvictionConfig(enabled=True))
+    with live.agent(enabled) as agent:
+        service = agent.interference
+        for _ in range(2):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(service.run)
+                await until(lambda: service.evictor is not None)
+                agent.reconfigure(live.config)
+                nursery.cancel_scope.cancel()
+            assert service.evictor is None
 
 
 def level(world: World) -> tuple[int, int]:
