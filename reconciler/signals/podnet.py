@@ -100,8 +100,12 @@ class PodNet(BaseReader):
         """The namespace of one of its processes, and what went through; None counts: the host's own."""
         for pid in self._candidates(pod, known, now):
             try:
-                if known is None or pid != known.pid:
-                    known = _Namespace(pid, os.stat(f"{self._root}/proc/{pid}/ns/net").st_ino)
+                inode = os.stat(f"{self._root}/proc/{pid}/ns/net").st_ino
+                if known is not None and pid == known.pid and inode != known.inode:
+                    # The number is another process's by now, which need not be the pod's.
+                    self._processes.ended(pod.uid)
+                    continue
+                known = _Namespace(pid, inode)
                 if known.inode == self._host:
                     # No traffic of its own.
                     return known, None

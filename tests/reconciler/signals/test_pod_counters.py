@@ -263,6 +263,26 @@ def test_a_pods_own_network_and_no_traffic_of_host_network_pods(tmp_path: Path) 
     assert values(sheet, "node") == {"net.receive": 6000.0, "net.transmit": 0.0}
 
 
+def test_a_process_number_that_another_namespaces_process_has_by_now_is_not_the_pods_traffic(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    own = tree.pod("own")
+    group = own.containers[0].group.path
+    tree.put("cpuset", group, "cgroup.procs", "11\n12\n")
+    reader, rates = PodNet(tree.shared()), list[dict[str, float]]()
+    for number in range(4):
+        _namespace(tree, 1, "host", 1)
+        _namespace(tree, 12, "pod", 1000 + 2000 * number)
+        if number < 2:
+            _namespace(tree, 11, "pod", 1000 + 2000 * number)
+        else:
+            (tree.root / "proc/11/ns/net").unlink(missing_ok=True)
+            _namespace(tree, 11, "other", 9_000_000 * number)
+            tree.put("cpuset", group, "cgroup.procs", "12\n")
+        tree.now += 1.0
+        rates.append(values(read(reader, scene(tree, own), tree.now), "pod:own"))
+    assert [rate.get("net.receive") for rate in rates] == [None, 2000.0, 2000.0, 2000.0]
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_how_often_all_pods_meet_their_common_limit(tmp_path: Path, version: int) -> None:
     tree = Tree(tmp_path, version)
