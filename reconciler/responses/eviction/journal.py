@@ -132,7 +132,11 @@ def thaw_killed(hierarchy: Hierarchy, store: Store) -> tuple[list[str], list[str
         group = case.target.group
         try:
             with Subtree.open(hierarchy, group, case.target.inodes) as tree:
+                if not tree.thaw():
+                    continue
                 if tree.thaw():
+                    failed.append(f"{group}: still frozen: it was thawed, and is frozen again")
+                else:
                     done.append(group)
         except CgroupError as exc:
             failed.append(f"{group}: still frozen: {exc}")

@@ -168,6 +168,28 @@ def test_the_unit_thaws_a_pod_that_was_being_killed(
     assert capsys.readouterr().out == ""
 
 
+def test_a_pod_that_was_being_killed_and_is_frozen_again_at_once_is_not_said_to_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = LiveNode(tmp_path)
+    store = Store(live.config.store.path, boot=boot_id(live.root))
+    with Subtree.open(live.place().hierarchy, group(BATCH)) as tree:
+        target = EvictionTarget(group=group(BATCH), inodes=dict(tree.inodes))
+    order = EvictionOrder(
+        id="o", uid=BATCH, title="ci/batch-7", namespace="ci", name="batch-7", owner=None, cause="x", evidence="y"
+    )
+    batch = StoreBatch()
+    batch.put(
+        EVICTIONS, order.id, row_of(EvictionCase(order=order, target=target, boot=store.boot, step=EvictionStep.KILL))
+    )
+    store.apply(batch)
+    store.close()
+    monkeypatch.setattr(Subtree, "thaw", lambda _: 1)
+    assert main(("thaw", "--root", live.root, "--store", live.config.store.path)) == Exit.NOT_OK
+    out = capsys.readouterr().out
+    assert out == f"{group(BATCH)}: still frozen: it was thawed, and is frozen again\n"
+
+
 def test_without_a_store_there_is_nothing_to_thaw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(("thaw", "--store", str(tmp_path / "none.db"))) == Exit.OK
     assert capsys.readouterr().out == ""
