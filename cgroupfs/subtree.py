@@ -9,12 +9,16 @@ cgroup-v1/freezer-subsystem.
 
 import errno
 import os
+import random
+from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Final, Self, final
 
 from cgroupfs.bounded import digits
-from cgroupfs.errors import cgroup_error
+from cgroupfs.errors import cgroup_error, translated
 from cgroupfs.hierarchy import FREEZER, Hierarchy
+from cgroupfs.threads import MOST_GROUPS
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Removed, being removed, or threaded: the processes of a threaded group are listed by the group above it.
@@ -23,6 +27,8 @@ _STATE: Final = "freezer.state"
 _FREEZE: Final = "cgroup.freeze"
 _PROCS: Final = "cgroup.procs"
 _CHUNK: Final = 1 << 16
+_LAST_POSITION: Final = 0x7FFF_FFFF
+"""In a cgroup directory. Source: fs/kernfs/dir.c, kernfs_name_hash."""
 
 
 @final
@@ -36,6 +42,8 @@ class Subtree:
         """``found``: open directory and version by mount directory; ``freezer``: the mount that stops tasks."""
         self._found = dict(found)
         self._freezer = freezer
+        self.missing = ""
+        """Why the last walk, of `groups`, `scan` or `thawing`, may have left out groups; empty: it did not."""
 
     @classmethod
     def open(cls, hierarchy: Hierarchy, group: str, inodes: Mapping[str, int] | None = None) -> Self:
@@ -84,38 +92,45 @@ class Subtree:
         return any(_read(number, _PROCS) is not None for number, _ in self._found.values())
 
     def scan(self) -> Iterator[bool]:
-        """Whether processes that have not exited are there, one part after another: a caller may pause in between."""
+        """Whether processes that have not exited are there, one part after another: a caller may pause in between.
+
+        True where not all groups could be listed.
+        """
+        self.missing = ""
         for number, version in self._found.values():
             events = _read(number, "cgroup.events") if version == 2 else None
             if events is not None:
                 yield "populated 1" in events
                 continue
-            for below in _below(number):
-                yield bool((_read(number, f"{below}/{_PROCS}") or "").strip())
+            for group in self._walk(number):
+                yield bool((_read(group, _PROCS) or "").strip())
+            if self.missing:
+                yield True
 
     def groups(self) -> "Iterator[SubtreeGroup]":
-        """Every group of it, in every hierarchy, each above those below it."""
+        """The groups of it, in every hierarchy, each above those below it; see `missing`. Each until the next step."""
+        self.missing = ""
         for number, _ in self._found.values():
-            for below in _below(number):
-                yield SubtreeGroup(number, below)
+            yield from map(SubtreeGroup, self._walk(number))
 
     # Stopping
 
     def thawing(self) -> Iterator[bool]:
-        """Thaw every frozen group of it, frozen by any program, one after another; True: this one was frozen.
+        """Thaw the frozen groups of it, frozen by any program, one after another; True: this one was frozen.
 
         SIGKILL ends a frozen v1 task only when it is thawed, a v2 one at once. A frozen group above it keeps it from
         running: `held_above`.
         """
+        self.missing = ""
         for number, version in self._found.values():
             file, running = (_STATE, "THAWED") if version == 1 else (_FREEZE, "0")
             if _read(number, file) is None:
                 continue  # no freezer here, or a kernel without one
             # From the top: on v1 a group runs when all above it do.
-            for below in _below(number):
-                state = _read(number, f"{below}/{file}")
+            for group in self._walk(number):
+                state = _read(group, file)
                 stopped = state is not None and state.strip() != running
-                yield stopped and _write(number, f"{below}/{file}", running)
+                yield stopped and _write(group, file, running)
 
     def thaw(self) -> int:
         """`thawing` to its end; how many groups were stopped."""
@@ -147,43 +162,75 @@ class Subtree:
             done |= version == 2 and _write(number, "cgroup.kill", "1")
         return done
 
+    def _walk(self, number: int) -> Iterator[int]:
+        """A directory and at most `MOST_GROUPS` below it, each after the one above and open until the next step.
+
+        By one name at a time: the path of groups that a tenant nests is longer than the kernel takes. One descriptor,
+        of any depth: the group above a group never changes.
+        """
+        # Names below the present group, and None for the way back to the one above it. The first to be dropped are
+        # those beyond the bound.
+        pending: deque[str | None] = deque(maxlen=2 * MOST_GROUPS)
+        with translated(".", "list"):
+            inside = os.dup(number)
+        try:
+            for left in range(MOST_GROUPS, -1, -1):
+                yield inside
+                pending.append(None)
+                pending.extend(_names(inside, left + 1))
+                while True:
+                    name = pending.pop()
+                    if not pending:
+                        return  # the way back from the group itself
+                    try:
+                        below = os.open(name or "..", _DIRECTORY, dir_fd=inside)
+                    except OSError as exc:
+                        if name is not None and exc.errno in _NO_PROCESSES:
+                            continue
+                        raise cgroup_error(name or "..", exc, "list") from exc
+                    os.close(inside)
+                    inside = below
+                    if name is not None:
+                        break
+            self.missing = f"only {MOST_GROUPS} groups in it are listed at a time"
+        finally:
+            os.close(inside)
+
 
 @final
 class SubtreeGroup:
-    """One group of a `Subtree`: an open directory, and the relative path below it ("." for itself)."""
+    """One group of a `Subtree`: an open directory."""
 
-    __slots__ = ("number", "path")
+    __slots__ = ("number",)
 
-    def __init__(self, number: int, path: str) -> None:
+    def __init__(self, number: int) -> None:
         self.number = number
-        self.path = path
 
     def pids(self) -> list[int]:
         """The processes in this very group. 0 is one outside this pid namespace."""
-        text = _read(self.number, f"{self.path}/{_PROCS}") or ""
-        return [pid for word in text.split() if (pid := digits(word)) is not None]
+        return [pid for word in (_read(self.number, _PROCS) or "").split() if (pid := digits(word)) is not None]
 
 
-def _below(number: int) -> Iterator[str]:
-    """Relative paths of a directory and all below it, each after the one above."""
-    pending = ["."]
-    while pending:
-        path = pending.pop()
-        yield path
-        try:
-            inside = os.open(path, _DIRECTORY, dir_fd=number)
-        except OSError as exc:
-            if exc.errno in _NO_PROCESSES:
-                continue
-            raise cgroup_error(path, exc, "list") from exc
-        try:
-            with os.scandir(inside) as entries:
-                pending += [f"{path}/{entry.name}" for entry in entries if entry.is_dir(follow_symlinks=False)]
-        except OSError as exc:
-            if exc.errno not in _NO_PROCESSES:
-                raise cgroup_error(path, exc, "list") from exc
-        finally:
-            os.close(inside)
+def _names(number: int, most: int) -> list[str]:
+    """The names of at most so many directories in one, in random order."""
+    try:
+        names = _listed(number, most)
+        # The kernel sorts them by a hash, which is the position in the directory: one that a tenant has put behind the
+        # bound is listed by another call.
+        if len(names) == most and random.getrandbits(1):
+            os.lseek(number, random.randrange(_LAST_POSITION), os.SEEK_SET)  # noqa: S311  (no secret)
+            names = list(dict.fromkeys((*_listed(number, most), *names)))[:most]
+    except OSError as exc:
+        if exc.errno in _NO_PROCESSES:
+            return []
+        raise cgroup_error("a group in it", exc, "list") from exc
+    random.shuffle(names)
+    return names
+
+
+def _listed(number: int, most: int) -> list[str]:
+    with os.scandir(number) as entries:
+        return list(islice((entry.name for entry in entries if entry.is_dir(follow_symlinks=False)), most))
 
 
 def _read(number: int, file: str) -> str | None:

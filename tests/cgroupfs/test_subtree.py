@@ -4,10 +4,12 @@ import errno
 import os
 import signal
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from cgroupfs import subtree
 from cgroupfs.errors import CgroupError
 from cgroupfs.hierarchy import FREEZER, Hierarchy, HierarchyMode, Mount
 from cgroupfs.subtree import Subtree
@@ -128,3 +130,56 @@ def test_a_refused_thaw_is_an_error_and_not_silence(tmp_path: Path) -> None:
     (tmp_path / "pod/freezer.state").mkdir()
     with Subtree.open(one_mount(tmp_path), "/pod") as tree, pytest.raises(CgroupError):
         tree.thaw()
+
+
+def test_groups_nested_deeper_than_a_path_may_be_long_are_all_listed(tmp_path: Path) -> None:
+    """A tenant that can make groups would have no process of its own found, nor ended."""
+    (tmp_path / "pod").mkdir()
+    numbers = [os.open(tmp_path / "pod", os.O_RDONLY)]
+    for level in range(40):
+        for name in ("beside", "n" * 200):
+            os.mkdir(name, dir_fd=numbers[-1])
+        numbers.append(os.open("n" * 200, os.O_RDONLY, dir_fd=numbers[-1]))
+        for file, text in (("cgroup.procs", f"{level + 10}\n"), ("freezer.state", "FROZEN\n")):
+            with open(os.open(file, os.O_CREAT | os.O_WRONLY, dir_fd=numbers[-1]), "w") as opened:
+                opened.write(text)
+    (tmp_path / "pod/freezer.state").write_text("THAWED\n")
+    before = len(os.listdir("/proc/self/fd"))
+    with Subtree.open(one_mount(tmp_path), "/pod") as tree:
+        assert any(tree.scan())
+        found = [group.pids() for group in tree.groups()]
+        # Each after the one that it is in.
+        assert [pids for pids in found if pids] == [[level + 10] for level in range(40)]
+        assert len(found) == 81
+        assert tree.missing == ""
+        # Plain files take the text as it is: "FROZEN" becomes "THAWED".
+        assert (tree.thaw(), tree.thaw()) == (40, 0)
+    assert len(os.listdir("/proc/self/fd")) == before
+    for number in numbers:
+        os.close(number)
+
+
+@pytest.mark.kernel
+def test_of_too_many_groups_some_are_listed_others_by_the_next_call_and_that_is_said(
+    victim: Victim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = victim.directory("pids")
+    for number in range(30):
+        os.mkdir(f"{directory}/{number}")
+        os.mkdir(f"{directory}/{number}/in")
+    monkeypatch.setattr(subtree, "MOST_GROUPS", 8)
+    seen: list[set[int]] = []
+    hierarchy = Hierarchy(root="/", mode=HierarchyMode.V1, controllers={"pids": victim.hierarchy.controllers["pids"]})
+    with Subtree.open(hierarchy, victim.group) as tree:
+        for _ in range(200):
+            seen.append({os.fstat(group.number).st_ino for group in tree.groups()})
+            assert len(seen[-1]) <= 9
+            assert tree.missing == "only 8 groups in it are listed at a time"
+        assert any(tree.scan()), "unknown is not empty"
+        assert any(before != after for before, after in pairwise(seen))
+        inodes = {os.stat(above).st_ino for above, _, _ in os.walk(victim.directory("pids", ""))}
+        assert set().union(*seen) == inodes
+        monkeypatch.setattr(subtree, "MOST_GROUPS", 61)
+        assert not any(tree.scan())
+        assert len(list(tree.groups())) == 62
+        assert tree.missing == ""

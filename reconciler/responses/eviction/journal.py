@@ -138,6 +138,8 @@ def thaw_killed(hierarchy: Hierarchy, store: Store) -> tuple[list[str], list[str
                     failed.append(f"{group}: still frozen: it was thawed, and is frozen again")
                 else:
                     done.append(group)
+                if tree.missing:
+                    failed.append(f"{group}: groups in it may still be frozen: {tree.missing}")
         except CgroupError as exc:
             failed.append(f"{group}: still frozen: {exc}")
     return done, failed

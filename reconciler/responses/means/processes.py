@@ -67,7 +67,7 @@ class PodTermination:
         self._pidfd = hasattr(os, "pidfd_open")
 
     async def members(self, tree: Subtree) -> set[int]:
-        """Ids of all processes in it; 0 for those outside this pid namespace.
+        """Ids of all processes in it; 0 for those outside this pid namespace. `Subtree.missing`: there may be others.
 
         Errors: `OwnPodError` when the daemon is one of them.
         """
@@ -171,7 +171,7 @@ class PodTermination:
 
 
 async def has_processes(tree: Subtree) -> bool:
-    """Whether a process is in it; works for a millisecond at a time."""
+    """Whether a process is in it, or may be (`Subtree.missing`); works for a millisecond at a time."""
     slices = TimeSlice()
     for occupied in tree.scan():
         if occupied:

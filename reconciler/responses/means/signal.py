@@ -72,7 +72,8 @@ class SignalEviction:
             await thaw(work.tree)
             # Before cgroup.kill, which spares no process: raises when the daemon itself is in it.
             members = await work.processes.members(work.tree)
-            if not members:
+            # With too many groups to list, each round lists others.
+            if not members and not work.tree.missing:
                 return ""
             if rounds and rounds % _LOOPS == 0:
                 await self._kill_stopped(work)
@@ -106,8 +107,11 @@ class SignalEviction:
 
     def _who_is_left(self, work: EvictionWork, members: set[int]) -> str:
         held = "a parent group is frozen, which blocks SIGKILL; " if work.tree.held_above() else ""
+        missing, after = work.tree.missing, f"{duration(self._config.kill_s)} after SIGKILL"
+        if missing and not members:
+            return f"{held}processes may be left {after}: {missing}"
         who = work.processes.describe(members) or "processes outside this PID namespace"
-        return f"{held}still running {duration(self._config.kill_s)} after SIGKILL: {who}"
+        return f"{held}still running {after}: {who}" + (f" ({missing})" if missing else "")
 
 
 def build(setup: MethodSetup) -> EvictionMethod:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from cgroupfs import subtree
 from cgroupfs.subtree import Subtree, SubtreeGroup
 from reconciler.responses.means import base
 from reconciler.responses.means import signal as way
@@ -18,7 +19,7 @@ from reconciler.responses.means.processes import OwnPodError, PodTermination, Pr
 from reconciler.responses.means.signal import SignalEviction
 from state.eviction import EvictionCase, EvictionOutcome, EvictionStep
 from tests.fakes.constants import varied
-from tests.fakes.victims import FORKS, IGNORES_TERM, Victim, a_victim, an_order
+from tests.fakes.victims import CONTROLLERS, FORKS, IGNORES_TERM, Victim, a_victim, an_order
 from tests.fakes.work import FakeWork
 
 pytestmark = pytest.mark.kernel
@@ -283,3 +284,50 @@ async def test_a_group_of_the_same_name_that_came_later_is_left_alone(victim: Vi
         assert not tree.kill()
         assert await PodTermination().signal(tree, signal.SIGKILL) == 0
     assert process.poll() is None
+
+
+def only_in(victim: Victim, controller: str, group: str) -> subprocess.Popen[bytes]:
+    """A process that no other hierarchy has in the pod: neither they nor cgroup.kill find it."""
+    process = victim.python(IGNORES_TERM)
+    for each in CONTROLLERS:
+        above = victim.hierarchy.directory(each, "/") if each != controller else f"{victim.directory(each)}/{group}"
+        Path(above, "cgroup.procs").write_text(str(process.pid))
+    return process
+
+
+async def test_a_process_in_one_of_very_many_groups_is_killed_round_by_round(
+    victim: Victim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subtree, "MOST_GROUPS", 8)
+    monkeypatch.setattr(way, "_LONGEST_PAUSE_S", 0.01)
+    for number in range(30):
+        os.mkdir(f"{victim.directory('pids')}/{number}")
+    process = only_in(victim, "pids", "29")
+    work, outcome, detail = await end(victim, grace_s=0.1, kill_s=3.0)
+    assert process.wait() == -signal.SIGKILL
+    assert work.steps == [EvictionStep.TERMINATE, EvictionStep.KILL]
+    # The groups are still too many to say that nothing is left.
+    assert outcome is None
+    assert detail == "processes may be left 3 s after SIGKILL: only 8 groups in it are listed at a time"
+
+
+async def test_a_process_nested_deeper_than_a_path_may_be_long_is_killed(victim: Victim) -> None:
+    process, name = only_in(victim, "pids", ""), "n" * 250
+    numbers = [os.open(victim.directory("pids"), os.O_RDONLY)]
+    try:
+        for _ in range(20):
+            os.mkdir(name, dir_fd=numbers[-1])
+            numbers.append(os.open(name, os.O_RDONLY, dir_fd=numbers[-1]))
+        file = os.open("cgroup.procs", os.O_WRONLY, dir_fd=numbers[-1])
+        os.write(file, str(process.pid).encode())
+        os.close(file)
+        _, outcome, detail = await end(victim, grace_s=0.1)
+        assert (outcome, detail) == (EvictionOutcome.DONE, "killed with SIGKILL")
+        assert process.wait() == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait()
+        while len(numbers) > 1:
+            os.close(numbers.pop())
+            os.rmdir(name, dir_fd=numbers[-1])
+        os.close(numbers[0])
