@@ -46,11 +46,13 @@ def numbers(text: str) -> set[int]:
 def threads_below(directory: str, file: str, files: FileOps, most: int = MOST_GROUPS) -> GroupThreads:
     """The threads of a group and of at most ``most`` groups below it; those removed meanwhile are left out.
 
+    A tenant nests groups until their path is longer than the kernel takes; those are missing, and the others listed.
+
     ``file`` lists threads: ``tasks`` on v1, ``cgroup.threads`` on v2. Errors: `OSError`, if the group itself was
     removed or one of them cannot be read.
     """
     ids: set[int] = set()
-    left, all_listed = most, True
+    left, missing = most, ""
     # Not recursive: a tenant nests groups deeper than the call stack may be.
     pending = [directory]
     while pending:
@@ -61,13 +63,16 @@ def threads_below(directory: str, file: str, files: FileOps, most: int = MOST_GR
         except ValueError as exc:
             raise OSError(errno.EIO, "not a list of threads", f"{group}/{file}") from exc
         except OSError as exc:
-            if group == directory or exc.errno not in GONE:
+            if group == directory or exc.errno not in {*GONE, errno.ENAMETOOLONG}:
                 raise
+            if exc.errno not in GONE:
+                missing = missing or "groups in it are nested too deeply to be listed"
             continue
-        all_listed = all_listed and len(inside) <= left
+        if len(inside) > left:
+            missing = f"only the threads of {most} groups in it are listed"
         pending += [f"{group}/{name}" for name in inside[:left]]
         left -= len(inside[:left])
-    return GroupThreads(ids, "" if all_listed else f"only the threads of {most} groups in it are listed")
+    return GroupThreads(ids, missing)
 
 
 def threads_of(hierarchy: Hierarchy, path: str, files: FileOps = REAL) -> GroupThreads:

@@ -44,7 +44,11 @@ def test_a_tenants_groups_may_be_nested_as_deep_as_a_path_allows() -> None:
 
 @pytest.mark.parametrize(
     ("error", "seen", "problem"),
-    [(errno.ENODEV, {1: 0, 2: 0}, ""), (errno.ENAMETOOLONG, {}, "cannot list its threads: refused")],
+    [
+        (errno.ENODEV, {1: 0, 2: 0}, ""),
+        (errno.EACCES, {}, "cannot list its threads: refused"),
+        (errno.ENAMETOOLONG, {1: 0, 2: 0}, "groups in it are nested too deeply to be listed"),
+    ],
 )
 def test_a_group_inside_may_be_removed_meanwhile_but_not_unreadable(
     error: int, seen: dict[int, int], problem: str
