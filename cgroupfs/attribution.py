@@ -26,6 +26,8 @@ _MOST: Final = 64 * 1024
 """Bytes of a process's list of groups."""
 _MOST_ELSEWHERE: Final = 64
 """Paths of hierarchies in other mount namespaces, which privileged containers choose; a write is compared with each."""
+_DEEPEST_ELSEWHERE: Final = 32
+"""Names in such a path: the groups below it, that a tenant nests, are tried as one for each event that is not placed."""
 _POD: Final = "kubepods"
 _OUTSIDE: Final = ":/.."
 """How a group begins that is outside of our cgroup namespace."""
@@ -435,7 +437,7 @@ class FanotifyWatch:
                     return group
         # A writer in another mount namespace has another path to the same file: the ends of it are tried.
         parts = path.split("/")
-        for depth in range(1, len(parts)):
+        for depth in range(1, min(len(parts), _DEEPEST_ELSEWHERE + 1)):
             if _inode("/".join([directory, *parts[depth:]])) == stat.st_ino:
                 if len(self._elsewhere) >= _MOST_ELSEWHERE:
                     self._elsewhere.clear()

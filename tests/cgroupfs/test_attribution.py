@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 
+from cgroupfs import attribution
 from cgroupfs.attribution import FanotifyWatch, InotifyWrites, ObservedWrite, WriterKind, WriteWatch, watch_writes
 from cgroupfs.errors import SourceError
 from tests.real_cgroups import make_root, mount_of, remove_tree
@@ -169,6 +170,15 @@ async def test_a_write_below_a_mount_of_a_pods_own_groups_is_not_placed_in_the_h
     assert [(item.group, item.file) for item in result] == [("", "cpu.shares")]
     write(f"{cpu}{GROUP}/cpu.shares", "77")
     assert [item.group for item in await writes(watch)] == [GROUP]
+
+
+async def test_a_write_deep_in_a_tenants_groups_that_cannot_be_placed_costs_few_lookups(
+    watch: FanotifyWatch, cpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr(attribution, "_inode", looked.append)
+    assert watch._group("/n" * 2000 + "/cpu.shares", cpu, os.stat(cpu)) == ""
+    assert 10 < len(looked) <= 32
 
 
 async def test_a_full_queue_is_told_as_lost(watch: FanotifyWatch, cpu: str) -> None:
