@@ -151,7 +151,7 @@ class Psi(BaseReader):
                 self._problems[_FULL[resource]] = _REMEDY["full"]
         if not reported:
             return False
-        grew = self._grew.grown((pod.group.inode or pod.uid, directory, len(wanted)), at_s, tuple(counts))
+        grew = self._grew.grown((pod.group.inode or pod.uid, directory, *wanted), at_s, tuple(counts))
         if grew is None:
             return True
         values: dict[str, float | None] = {}

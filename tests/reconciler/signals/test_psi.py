@@ -207,3 +207,13 @@ def test_a_pod_made_again_under_its_name_starts_without_a_past(tmp_path: Path) -
     assert node.pod.group.inode != before
     node.of_pod(memory=(900_000, 0))
     assert "memory.pressure" not in values(node.next())
+
+
+def test_totals_of_one_resource_are_not_compared_with_those_of_another(tmp_path: Path) -> None:
+    """A reload has swapped the one that is wanted."""
+    node = Node(tmp_path)
+    node.of_pod(cpu=(100_000, 0), memory=(600_000, 0))
+    node.next(1.0, "cpu.pressure")
+    assert values(node.next(1.0, "memory.pressure")) == {}
+    node.of_pod(memory=(700_000, 0))
+    assert values(node.next(1.0, "memory.pressure"))["memory.pressure"] == 10.0
