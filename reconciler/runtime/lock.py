@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self, final
 
@@ -54,13 +55,10 @@ class InstanceLock:
 
     @staticmethod
     def _note(fd: int) -> None:
-        try:
+        # The lock holds without its note; a full disk must not keep the node unprotected.
+        with suppress(OSError):
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        except OSError as exc:
-            # The lock holds without its note; a full disk must not keep the node unprotected.
-            if exc.errno is None:
-                raise
 
     def release(self) -> None:
         # The file remains: without it two processes could hold locks on two files of one name.

@@ -17,7 +17,6 @@ the same rules.
 Source: proc(5), namespaces(7).
 """
 
-import errno
 import os
 import re
 import stat
@@ -425,9 +424,5 @@ def _read(path: str, most: int) -> bytes:
         while len(parts) < most and (part := os.read(number, min(1 << 16, most - len(parts)))):
             parts += part
         return bytes(parts)
-    except OSError as exc:
-        if exc.errno == errno.ESRCH:
-            raise ProcessLookupError(errno.ESRCH, "it has ended") from exc
-        raise
     finally:
         os.close(number)
