@@ -363,8 +363,8 @@ class AlertDispatcher:
             rows = await in_worker(self._store.rows, META, limiter=self._lane)
         except StoreError as exc:
             # A damaged file has been replaced by now, with every row in it that was whole.
-            self._log.warning("stored alerts loaded", error=str(exc))
             rows = await in_worker(self._store.rows, META, limiter=self._lane)
+            self._log.warning("stored alerts loaded by a second read", error=str(exc))
         self._loaded = True
         self._queue.load(rows)
         now, wall = trio.current_time(), self._clock()

@@ -1,6 +1,7 @@
 """The teller, its couriers and the durable queue: nothing waits for a sink, and nothing durable is lost."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,25 @@ async def test_a_store_that_takes_nothing_is_said_once_and_the_alert_told_all_th
     broken = False
     await trio.sleep(6)
     assert (len(world.rows()), world.teller.problems()) == (2, ["alerts to b: no"])
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+async def test_stored_alerts_are_reported_as_loaded_only_once_they_are(
+    tmp_path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, failures: int
+) -> None:
+    world = World(tmp_path, "a")
+    works, errors = world.store.rows, [StoreError("damaged")] * failures
+
+    def rows(table: str) -> list[tuple[str, bytes]]:
+        if errors:
+            raise errors.pop()
+        return works(table)
+
+    world.store.rows = rows  # type: ignore[method-assign]
+    with suppress(StoreError):
+        await world.teller._load()
+    loaded = [record.message for record in caplog.records if record.message.startswith("stored alerts loaded")]
+    assert len(loaded) == (failures == 1)
 
 
 async def test_a_store_that_was_replaced_gets_all_rows_again(tmp_path: Path, autojump_clock: MockClock) -> None:
