@@ -6,9 +6,12 @@ For calls that may block for ever, such as on a file system whose server is down
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 
 import trio
+
+if TYPE_CHECKING:
+    from outcome import Outcome
 
 T = TypeVar("T")
 _POLL_S: Final = 0.02
@@ -22,7 +25,7 @@ class BackgroundJob(Generic[T]):
         self._name = name
         self._lock = threading.Lock()
         self._began: float | None = None
-        self._done: tuple[T | None, OSError | None] | None = None
+        self._done: Outcome[T] | None = None
 
     @property
     def free(self) -> bool:
@@ -36,34 +39,29 @@ class BackgroundJob(Generic[T]):
             return 0.0 if self._began is None or self._done is not None else time.monotonic() - self._began
 
     def start(self, job: Callable[[], T]) -> bool:
-        """Start a job unless there is one; True when it was started. It may raise `OSError` and nothing else."""
+        """Start a job unless there is one; True when it was started."""
         with self._lock:
             # A blocked call keeps its thread: a second one would only block, too.
             if self._began is not None:
                 return False
             self._began, self._done = time.monotonic(), None
 
-        def work() -> None:
-            try:
-                done: tuple[T | None, OSError | None] = (job(), None)
-            except OSError as exc:
-                done = (None, exc)
-            with self._lock:
-                self._done = done
-
         # A daemon thread without a task that waits for it: the program's end does not wait for a blocked call.
-        trio.lowlevel.start_thread_soon(work, lambda outcome: outcome.unwrap(), self._name)
+        trio.lowlevel.start_thread_soon(job, self._deliver, self._name)
         return True
 
+    def _deliver(self, done: "Outcome[T]") -> None:
+        """In the thread."""
+        with self._lock:
+            self._done = done
+
     def take(self) -> T | None:
-        """The result, once; None while there is none. Errors: the job's `OSError`."""
+        """The result, once; None while there is none. Errors: the job's."""
         with self._lock:
             if self._done is None:
                 return None
-            (result, error), self._began, self._done = self._done, None, None
-        if error is not None:
-            raise error
-        return result
+            done, self._began, self._done = self._done, None, None
+        return done.unwrap()
 
     async def wait_idle(self, within_s: float) -> bool:
         """Wait until no job is at work; False when one still is after this long."""

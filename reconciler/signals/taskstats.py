@@ -84,7 +84,8 @@ class Taskstats:
         answer = self._socket.recv(_BUFFER)
         _check(answer)
         at = _REPLY_HEADER
-        while at + _ATTR.size <= len(answer):
+        # The id has two bytes.
+        while at + _ATTR.size + 2 <= len(answer):
             length, kind = _ATTR.unpack_from(answer, at)
             if kind == _FAMILY_ID:
                 return int(struct.unpack_from("=H", answer, at + _ATTR.size)[0])

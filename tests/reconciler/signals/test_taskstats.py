@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconciler.signals.counter_delta import CounterDelta, parse_counters, prefixes
-from reconciler.signals.taskstats import Delays, parse_answer
+from reconciler.signals.taskstats import Delays, Taskstats, parse_answer
 
 HEAD = struct.Struct("=IHHII")
 
@@ -91,3 +91,19 @@ def test_a_key_that_a_pass_leaves_out_is_forgotten_and_quick_readings_add_up() -
     growth.rotate()
     growth.rotate()
     assert growth.grown("key", 3.0, (99,)) is None
+
+
+class TruncatedSocket:
+    """A kernel whose answer ends within the family's id."""
+
+    def send(self, message: bytes) -> None: ...
+
+    def recv(self, _: int) -> bytes:
+        return HEAD.pack(26, 16, 0, 0, 0) + bytes(4) + struct.pack("=HH", 6, 1) + b"\x01"
+
+
+def test_an_answer_that_ends_within_the_familys_id_is_malformed() -> None:
+    taskstats = Taskstats.__new__(Taskstats)
+    taskstats._socket = TruncatedSocket()  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="no family id"):
+        taskstats._family_id()
