@@ -34,6 +34,11 @@ class MessageItems:
         self._item: bytearray | None = None
         self.broken = False
 
+    @property
+    def whole(self) -> bool:
+        """Whether what was fed ends where a field ends, and nothing in it was invalid."""
+        return not (self.broken or self._left or self._head)
+
     def feed(self, data: bytes) -> None:
         at = 0
         while at < len(data) and not self.broken:

@@ -88,25 +88,31 @@ class _Items(Generic[T]):
     def __init__(self, method: str, make: "Callable[[bytes], T | None]") -> None:
         self.made: list[T] = []
         self.problems: list[str] = []
-        self._method = method
+        self.method = method
         self._make = make
+        self._message = MessageItems(self._take)
+
+    @property
+    def whole(self) -> bool:
+        return self._message.whole
 
     def sink(self) -> "Callable[[bytes], None]":
         """Start, or start over."""
         self.made, self.problems = [], []
-        return MessageItems(self._take).feed
+        self._message = MessageItems(self._take)
+        return self._message.feed
 
     def _take(self, item: bytes, length: int) -> None:
         number = len(self.made) + len(self.problems) + 1
         if len(self.made) >= _MOST_ITEMS:
-            note(self.problems, f"{self._method}: more than {_MOST_ITEMS} items")
+            note(self.problems, f"{self.method}: more than {_MOST_ITEMS} items")
         elif length > len(item):
-            note(self.problems, too_long(f"{self._method}: item {number}", length, LONGEST_ITEM))
+            note(self.problems, too_long(f"{self.method}: item {number}", length, LONGEST_ITEM))
         else:
             try:
                 made = self._make(item)
             except ValueError as exc:
-                note(self.problems, f"{self._method}: item {number}: {str(exc)[:200]}")
+                note(self.problems, f"{self.method}: item {number}: {str(exc)[:200]}")
             else:
                 self.made += () if made is None else (made,)
 
@@ -268,6 +274,9 @@ class CriClient:
                 container_items,
             ),
         )
+        for items in (sandbox_items, container_items):
+            if not items.whole:
+                raise SourceError(NAME, f"{self._socket}: {items.method}: its answer cannot be read to the end")
         self._problems = (*sandbox_items.problems, *container_items.problems)
         return tuple(_joined(sandbox_items.made, container_items.made))
 

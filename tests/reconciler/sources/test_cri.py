@@ -231,6 +231,23 @@ async def test_an_answer_that_is_no_message_is_one_clear_error(nursery: trio.Nur
             await cri.pods()
 
 
+@pytest.mark.parametrize("rest", [b"\x0b\x01", b"\x0a\x05ab"])
+async def test_a_list_that_ends_in_nonsense_or_within_an_item_is_an_error_and_not_fewer_pods(
+    nursery: trio.Nursery, place: Path, rest: bytes
+) -> None:
+    listed = cri_pb2.ListPodSandboxResponse(items=[cri_pb2.PodSandbox(id=SANDBOX)]).SerializeToString()
+
+    async def broken(peer: Peer) -> None:
+        for message in (cri_pb2.VersionResponse(runtime_name="r").SerializeToString(), listed + rest, b""):
+            await peer.answer(await peer.asked_for(), framed(message))
+
+    await nursery.start(Peers(place / "c.sock", broken).run)
+    async with CriClient(str(place / "c.sock"), timeout_s=60) as cri:
+        with pytest.raises(SourceError, match=r"c\.sock: ListPodSandbox: its answer cannot be read to the end"):
+            await cri.pods()
+    nursery.cancel_scope.cancel()
+
+
 def test_the_grpc_library_is_only_for_development() -> None:
     root = Path(__file__).parents[3]
     imports = re.compile(r"^\s*(import|from) grpc\b", re.MULTILINE)
