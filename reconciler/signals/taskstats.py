@@ -61,7 +61,8 @@ class Taskstats:
         except OSError as exc:
             raise SourceError("taskstats", f"no netlink socket: {exc.strerror}") from exc
         try:
-            self._socket.bind((0, 0))
+            # Connected to the kernel: it refuses what other processes send here.
+            self._socket.connect((0, 0))
             # The kernel replies before ``send`` returns: a reply that is not there yet was dropped.
             self._socket.setblocking(False)
             self._family = self._family_id()

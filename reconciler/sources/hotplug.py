@@ -95,7 +95,8 @@ class HotplugSource:
     def check(self) -> None:
         """Check whether the list of online CPUs has changed: 5 µs, for the sampler."""
         online = read_online(self._root)
-        if online is not None and online != self._online:
+        # After a failed reading a CPU that went offline and is back by now is still to be reported.
+        if self.problem is not None or (online is not None and online != self._online):
             self._hint.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -117,10 +118,10 @@ class HotplugSource:
     async def _listen(self, listener: socket.socket) -> None:
         with listener:
             while True:
+                # A checkpoint for each message: others can send, too.
                 await trio.lowlevel.wait_readable(listener)
                 with contextlib.suppress(BlockingIOError):
-                    while True:
-                        self._take(_received(listener))
+                    self._take(_received(listener))
 
     def _take(self, message: bytes | None) -> None:
         self.events += 1
@@ -159,14 +160,19 @@ class HotplugSource:
 
 
 def _received(listener: socket.socket) -> bytes | None:
-    """One message; None when some were lost, which also causes a reading. Errors: `BlockingIOError`."""
+    """One message of the kernel; None when some were lost, which also causes a reading. Errors: `BlockingIOError`."""
     try:
-        return listener.recv(_LARGEST)
+        message, sender = listener.recvfrom(_LARGEST)
     except BlockingIOError:
         raise
     except OSError:
         # ENOBUFS: the kernel has dropped messages (netlink(7)).
         return None
+    # A netlink address: port and groups. The kernel's port is 0; a pod on the host's network with CAP_NET_ADMIN can
+    # send to the same group.
+    if sender and sender[0]:
+        raise BlockingIOError
+    return message
 
 
 def open_uevents() -> socket.socket:

@@ -94,7 +94,14 @@ def link_mbit(name: str, sys_net: str = "/sys/class/net") -> int | None:
 
 
 def _socket() -> socket.socket:
-    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _ROUTE)
+    made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _ROUTE)
+    try:
+        # To the kernel, which then refuses what other processes send here.
+        made.connect((0, 0))
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 @final

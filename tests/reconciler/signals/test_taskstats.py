@@ -1,13 +1,25 @@
 import contextlib
 import errno
+import socket
 import struct
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cgroupfs.errors import SourceError
+from reconciler.actuators.network import netlink
 from reconciler.signals.counter_delta import CounterDelta, parse_counters, prefixes
 from reconciler.signals.taskstats import Delays, Taskstats, parse_answer
+
+
+def _taskstats_socket() -> socket.socket:
+    try:
+        return Taskstats()._socket
+    except SourceError as exc:
+        pytest.skip(f"REAL KERNEL TEST NOT RUN: {exc}")
+
 
 HEAD = struct.Struct("=IHHII")
 
@@ -107,3 +119,14 @@ def test_an_answer_that_ends_within_the_familys_id_is_malformed() -> None:
     taskstats._socket = TruncatedSocket()  # type: ignore[assignment]
     with pytest.raises(ValueError, match="no family id"):
         taskstats._family_id()
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("made", [_taskstats_socket, netlink._socket])
+def test_another_process_cannot_send_answers(made: Callable[[], socket.socket]) -> None:
+    with (
+        made() as ours,
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, ours.proto) as other,
+        pytest.raises(ConnectionRefusedError),
+    ):
+        other.sendto(bytes(32), ours.getsockname())

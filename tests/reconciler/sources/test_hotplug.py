@@ -1,9 +1,11 @@
 """The source of CPU changes: a made /sys whose online list changes, and a socket with the kernel's messages."""
 
 import os
+import select
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 import trio
@@ -178,6 +180,63 @@ async def test_a_topology_that_cannot_be_read_keeps_the_last_one_until_it_can(
     assert watching.source.status().ok
     assert watching.source.status().detail == "kernel events"
     watching.close()
+
+
+async def test_a_cpu_that_came_back_while_the_topology_could_not_be_read_is_told_by_the_next_check(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    failing = True
+
+    def read(root: str) -> Topology:
+        if failing:
+            raise SourceError("topology", "no online CPU found")
+        return read_topology(root)
+
+    watching = Watching(tmp_path, read=read)
+    await nursery.start(watching.source.run)
+    watching.kernel.send(uevent("offline"))
+    watching.kernel.send(uevent("online"))
+    await until(lambda: not watching.source.status().ok)
+    failing = False
+    watching.source.check()
+    (change,) = await watching.until(1)
+    assert (change.taken, change.back) == (cpus("3"), cpus("3"))
+    assert watching.source.status().ok
+    watching.close()
+
+
+class Forged:
+    """A socket whose messages another process has sent to the group of the kernel's."""
+
+    def __init__(self, inner: socket.socket) -> None:
+        self.inner = inner
+        self.port = 4711
+
+    def fileno(self) -> int:
+        return self.inner.fileno()
+
+    def recvfrom(self, size: int) -> tuple[bytes, tuple[int, int]]:
+        return self.inner.recv(size), (self.port, 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.inner.close()
+
+
+async def test_a_message_that_another_process_has_sent_is_no_event(nursery: trio.Nursery, watching: Watching) -> None:
+    forged = Forged(watching.ours)
+    watching.source._connect = lambda: forged  # type: ignore[assignment,return-value]
+    await nursery.start(watching.source.run)
+    for device in ("cpu/cpu1", "cpu/cpu2"):
+        watching.kernel.send(uevent("offline", device))
+    await until(lambda: not select.select([watching.ours], [], [], 0)[0])
+    assert watching.source.events == 0
+    forged.port = 0
+    watching.kernel.send(uevent("offline"))
+    (change,) = await watching.until(1)
+    assert change.taken == cpus("3")
 
 
 async def test_a_made_list_that_is_not_the_kernels_normal_form_is_no_change_each_second(
