@@ -36,7 +36,7 @@ from reconciler.runtime.safe_files import FileRule
 from reconciler.signals.cpu import CpuReading, CpuSampler, parse_stat
 from reconciler.signals.memory import parse_meminfo
 from reconciler.sources.checkpoints import CheckpointSource
-from reconciler.sources.disks import DiskSource
+from reconciler.sources.disks import find_disks
 from reconciler.sources.manifests import ManifestDirectory, resolve
 from resctrl.capability import read_capability
 from resctrl.files import REAL as REAL_GROUPS
@@ -88,8 +88,8 @@ def plan_node(node: Node, recorded_node: RecordedNode, *, files: FileOps = REAL)
         raise SourceError("cgroups", "no kubepods directory and no kubelet configuration with its location")
     problems = [*node.kubelet.problems, *map(str, node.runtime.problems), *recorded_node.problems]
     manifests: dict[str, PodMeta] = {}
-    disks = DiskSource(lambda: [rule.name for rule in node.config.policies.disk.devices], NO_MARKS, root=node.root)
-    problems += disks.problems
+    disks, unknown = find_disks((rule.name for rule in node.config.policies.disk.devices), node.root)
+    problems += unknown
     rules, refused = class_rules(node.config)
     problems += refused
     marks = MarkReader(read_keys(node.config, rules))
@@ -102,7 +102,7 @@ def plan_node(node: Node, recorded_node: RecordedNode, *, files: FileOps = REAL)
         metas=lambda uid: [*recorded_node.metas(uid), *([manifests[uid]] if uid in manifests else [])],
         signalled=lambda _: False,
         awaited=lambda _: False,
-        disks=lambda: disks.found,
+        disks=lambda: disks,
         indicators=dict,
         marks=marks,
         scheduler=scheduler_of((read_text(node.root, "proc/sys/kernel/osrelease") or "").strip()),

@@ -279,7 +279,7 @@ class NodeSources:
         before, self._config = self._config, config
         if (before.operator_file, before.static_manifests) != (config.operator_file, config.static_manifests):
             self.files.open(config)
-        self.disks.refresh()
+        self.disks.again.set()
         self.reread_files()
 
     def reread_files(self) -> None:

@@ -15,6 +15,9 @@ import trio
 
 from cgroupfs.errors import SourceError
 from cgroupfs.lines import lines_of
+from reconciler.runtime.format import duration
+from reconciler.runtime.stints import in_worker
+from reconciler.runtime.wakeup import WakeUp
 from reconciler.sources.checkpoints import DirtyMarker
 from state.disk import Disk
 from state.model import SourceStatus
@@ -22,6 +25,8 @@ from state.model import SourceStatus
 NAME: Final = "disks"
 _REFRESH_S: Final = 30.0
 """Disks and mounts change."""
+_LONGEST_S: Final = 2.0
+"""For one name."""
 _NUMBERS: Final = re.compile(r"\d+:\d+", re.ASCII)
 _KERNEL_NAME: Final = re.compile(r"[A-Za-z0-9_.!-]+", re.ASCII)
 _IN_USE: Final = re.compile(r"\[([^]]+)\]")
@@ -98,39 +103,61 @@ def _text(path: str) -> str:
         return ""
 
 
+def find_disks(names: Iterable[str], root: str = "/") -> tuple[dict[str, Disk], list[str]]:
+    """The disks behind names, and why other names have none. Waits for file systems that do not answer."""
+    disks: dict[str, Disk] = {}
+    problems = []
+    for name in sorted(set(names)):
+        try:
+            disks[name] = find_disk(name, root)
+        except SourceError as exc:
+            problems.append(str(exc))
+    return disks, problems
+
+
 @final
 class DiskSource:
     """The whole disks behind the configured names, and why other names have none."""
 
     def __init__(self, names: Callable[[], Iterable[str]], dirty: DirtyMarker, *, root: str = "/") -> None:
-        """Reads once, so that the first reconcile pass has the disks."""
         self.found: Mapping[str, Disk] = {}
         self._names = names
         self._dirty = dirty
         self._root = root
         self.problems: tuple[str, ...] = ()
-        self.refresh()
+        self.again = WakeUp()
+        """Set when the names have changed."""
+        self._lanes: dict[str, trio.CapacityLimiter] = {}
 
-    def refresh(self) -> bool:
-        """Read again; True when something is different now."""
+    async def refresh(self) -> None:
+        """Read again; all pods are reconciled when something is different now."""
         before = self.found
         disks: dict[str, Disk] = {}
-        problems = []
+        problems: list[str] = []
         for name in sorted(set(self._names())):
+            # A directory may be on a file system whose server is down: that keeps one thread, and its own name only.
+            lane = self._lanes.setdefault(name, trio.CapacityLimiter(1))
             try:
-                disks[name] = find_disk(name, self._root)
+                with trio.fail_after(_LONGEST_S):
+                    disks[name] = await in_worker(find_disk, name, self._root, limiter=lane, abandon_on_cancel=True)
             except SourceError as exc:
                 problems.append(str(exc))
+            except trio.TooSlowError:
+                problems.append(f"{NAME}: {name}: no answer within {duration(_LONGEST_S)}")
+                if name in before:
+                    disks[name] = before[name]
         self.found, self.problems = disks, tuple(problems)
-        return disks != before
+        if disks != before:
+            self._dirty.mark_all(NAME)
 
     def status(self) -> SourceStatus:
         message = "; ".join(self.problems) or ", ".join(f"{name} is {disk.title}" for name, disk in self.found.items())
         return SourceStatus(name=NAME, ok=not self.problems, age_s=0.0, detail=message or "none configured")
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Reports its start when it has read once, so that the first reconcile pass has the disks."""
+        await self.refresh()
         task_status.started()
         while True:
-            await trio.sleep(_REFRESH_S)
-            if self.refresh():
-                self._dirty.mark_all(NAME)
+            await self.again.wait(_REFRESH_S)
+            await self.refresh()

@@ -230,6 +230,7 @@ class LiveNode(DirectoryNode):
             with self.agent(replace(self.config, mode=mode)) as agent:
                 if killed:
                     begin(agent)
+                await agent.sources.disks.refresh()
                 await self.look(agent)
                 agent.control.reconciler.settled(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
                 await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())

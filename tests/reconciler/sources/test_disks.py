@@ -1,14 +1,18 @@
 """Which disk a name means: on a made-up /sys, and on this machine."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
+import trio
 
 from cgroupfs.errors import SourceError
 from reconciler.runtime.workqueue import DirtyKeys
-from reconciler.sources.disks import DiskSource, find_disk
+from reconciler.sources import disks
+from reconciler.sources.disks import DiskSource, find_disk, find_disks
 from state.disk import Disk
+from tests.until import until
 
 
 def made(root: Path) -> str:
@@ -90,15 +94,56 @@ def test_a_directory_stands_for_the_disk_below_it(tmp_path: Path) -> None:
     assert Path(f"/sys/block/{disk.kernel.replace('/', '!')}/dev").read_text().strip() == disk.device
 
 
-def test_a_disk_that_comes_is_found_and_told_once(tmp_path: Path) -> None:
+async def test_a_disk_that_comes_is_found_and_told_once(tmp_path: Path) -> None:
     names = ["8:0", "9:9"]
-    source = DiskSource(lambda: names, DirtyKeys(), root=made(tmp_path))
+    dirty = DirtyKeys()
+    source = DiskSource(lambda: names, dirty, root=made(tmp_path))
+    await source.refresh()
     assert source.found == {"8:0": SDA}
     assert source.status().ok is False
     assert source.status().detail == "disks: 9:9: no block device 9:9"
-    assert source.refresh() is False
+    assert find_disks(names, str(tmp_path)) == ({"8:0": SDA}, ["disks: 9:9: no block device 9:9"])
+    assert dirty.take_nowait().everything == ("disks",)
+    await source.refresh()
+    assert not dirty
     names.remove("9:9")
     names.append("dm-0")
-    assert source.refresh() is True
+    await source.refresh()
+    assert dirty
     assert source.status().ok is True
     assert source.status().detail == "8:0 is sda 8:0, dm-0 is dm-0 253:0"
+
+
+async def test_a_file_system_that_does_not_answer_stops_neither_the_loop_nor_the_other_disks(
+    nursery: trio.Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disks, "_LONGEST_S", 0.3)
+    answers = threading.Event()
+    answers.set()
+    asked: list[str] = []
+
+    def find(name: str, root: str) -> Disk:
+        asked.append(name)
+        assert answers.wait(60)
+        return find_disk("8:0", root)
+
+    monkeypatch.setattr(disks, "find_disk", lambda name, root: (find if name == "/hangs" else find_disk)(name, root))
+    names = ["/hangs", "8:0"]
+    source = DiskSource(lambda: names, DirtyKeys(), root=made(tmp_path))
+    await nursery.start(source.run)
+    assert source.found == {"/hangs": SDA, "8:0": SDA}
+    answers.clear()
+    names.append("dm-0")
+    source.again.set()
+    await until(lambda: "dm-0" in source.found)
+    # The last answer holds.
+    assert source.found["/hangs"] == SDA
+    assert source.status().ok is False
+    assert source.status().detail == "disks: /hangs: no answer within 300 ms"
+    source.again.set()
+    await trio.sleep(0.5)
+    assert len(asked) == 2, "one thread waits"
+    answers.set()
+    source.again.set()
+    await until(lambda: source.status().ok)
+    nursery.cancel_scope.cancel()
