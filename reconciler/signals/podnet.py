@@ -4,19 +4,24 @@ A pod on the host's network is left out. **Cost**: one read of about 10 µs a po
 network_namespaces(7).
 """
 
+import errno
 import os
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple, final
 
-from cgroupfs.bounded import digits
+from cgroupfs.bounded import digits, read_file
 from cgroupfs.lines import lines_of
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.counter_delta import CounterDelta
 from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
-from state.evidence import NODE
+from state.evidence import NODE, pod_subject
 from state.model import Pod
 
 SIGNALS: Final = ("net.receive", "net.transmit")
+_MOST: Final = 64 << 10
+"""Bytes of a pod's list, some 500 devices: with CAP_NET_ADMIN a tenant makes any number in its own namespace."""
+_MOST_OF_HOST: Final = 1 << 20
+"""Each pod has a device there."""
 
 
 def parse_net_dev(text: str) -> dict[str, tuple[int, int]]:
@@ -39,6 +44,10 @@ def summed(devices: Mapping[str, tuple[int, int]], only: Collection[str] | None 
     return sum(number for number, _ in counted), sum(two for _, two in counted)
 
 
+def _devices(process: str, most: int) -> dict[str, tuple[int, int]]:
+    return parse_net_dev(read_file(f"{process}/net/dev", most).decode(errors="replace"))
+
+
 class _Namespace(NamedTuple):
     pid: int
     inode: int
@@ -52,7 +61,6 @@ class PodNet(BaseReader):
         super().__init__(shared)
         self._processes = shared.processes
         self._root = shared.means.root.rstrip("/")
-        self._proc_files = shared.means.files
         self._grew = CounterDelta()
         self._namespaces: dict[str, _Namespace] = {}
         self._host = 0
@@ -74,7 +82,7 @@ class PodNet(BaseReader):
             if pair is not None:
                 self._namespaces[uid], counts = pair
                 if counts is not None:
-                    self._enter(sheet, f"pod:{uid}", (uid, self._namespaces[uid].inode), counts)
+                    self._enter(sheet, pod_subject(uid), (uid, self._namespaces[uid].inode), counts)
             await slices.checkpoint()
 
     def _host_process(self) -> str:
@@ -83,7 +91,7 @@ class PodNet(BaseReader):
         return f"{proc}/1" if os.access(f"{proc}/1/ns/net", os.R_OK) else f"{proc}/self"
 
     def _read_node(self, sheet: SampleSheet, host: str) -> None:
-        devices = parse_net_dev(self._proc_files.read(f"{host}/net", "dev"))
+        devices = _devices(host, _MOST_OF_HOST)
         hardware = {name for name in devices if os.path.exists(f"{self._root}/sys/class/net/{name}/device")}
         # Bridges and veth pairs carry the same bytes again.
         self._enter(sheet, NODE, NODE, summed(devices, hardware or None))
@@ -109,11 +117,15 @@ class PodNet(BaseReader):
                 if known.inode == self._host:
                     # No traffic of its own.
                     return known, None
-                text = self._proc_files.read(f"{self._root}/proc/{pid}/net", "dev")
-            except OSError:
+                devices = _devices(f"{self._root}/proc/{pid}", _MOST)
+            except OSError as exc:
+                if exc.errno == errno.EFBIG and known is not None:
+                    why = f"{pod_subject(pod.uid)}: too many network devices to read"
+                    self._problems = dict.fromkeys(SIGNALS, why)
+                    return known, None
                 self._processes.ended(pod.uid)
                 continue
-            return known, summed(parse_net_dev(text))
+            return known, summed(devices)
         return None
 
     def _candidates(self, pod: Pod, known: _Namespace | None, now: float) -> tuple[int, ...]:

@@ -283,6 +283,31 @@ def test_a_process_number_that_another_namespaces_process_has_by_now_is_not_the_
     assert [rate.get("net.receive") for rate in rates] == [None, 2000.0, 2000.0, 2000.0]
 
 
+def test_a_pod_with_more_devices_than_are_read_has_no_value_and_that_is_said(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    many, pod = tree.pod("many"), tree.pod("own")
+    for each, pid in ((many, 11), (pod, 12)):
+        tree.put("cpuset", each.containers[0].group.path, "cgroup.procs", f"{pid}\n")
+    reader = PodNet(tree.shared())
+    for received in (1000, 5000):
+        _namespace(tree, 1, "host", 0)
+        _namespace(tree, 12, "own", received)
+        _namespace(tree, 11, "many", received)
+        line = NET_DEV.format(received, 10).splitlines()[-1]
+        tree.proc("11/net/dev", NET_DEV.format(received, 10) + f"{line}\n" * 10_000)
+        tree.now += 2.0
+        sheet = read(reader, scene(tree, many, pod), tree.now)
+    assert values(sheet, "pod:many") == {}
+    assert values(sheet, "pod:own") == {"net.receive": 2000.0, "net.transmit": 0.0}
+    assert reader.problems() == dict.fromkeys(
+        ("net.receive", "net.transmit"), "pod:many: too many network devices to read"
+    )
+    tree.proc("11/net/dev", NET_DEV.format(0, 0))
+    tree.now += 2.0
+    read(reader, scene(tree, many, pod), tree.now)
+    assert reader.problems() == {}
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_how_often_all_pods_meet_their_common_limit(tmp_path: Path, version: int) -> None:
     tree = Tree(tmp_path, version)
