@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import digits
 from cgroupfs.lines import lines_of
+from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.format import duration
 from reconciler.signals.background_job import BackgroundJob
 from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
@@ -147,7 +148,11 @@ class DirectoryUsageReader(BaseReader):
                 self._problem = f"cannot count the pods' files: no answer for {duration(busy_s)}"
         at_s = self._clock()
         if at_s >= self._next_at and self._job.free:
-            places = {uid: tuple(self._places(pod, now)) for uid, pod in scene.view.pods.items()}
+            slices = TimeSlice()
+            places: dict[str, Sequence[str]] = {}
+            for uid, pod in scene.view.pods.items():
+                places[uid] = tuple(self._places(pod, now))
+                await slices.checkpoint()
             self._job.start(partial(self._count, places))
             self._next_at = at_s + _EVERY_S
         for uid in scene.view.pods:
@@ -229,16 +234,32 @@ class DirectoryUsageReader(BaseReader):
 
     def _found(self, paths: Sequence[str]) -> Iterator[tuple[str, int]]:
         """Those that are there, with the layers that mount tables name, and the file system that each is on."""
+        tables = set[str]()
         for path in paths:
             place: str | None = path
             try:
                 if path.endswith("/mountinfo"):
-                    if not self._mounted_by_host(path.removesuffix("/mountinfo")):
+                    process = path.removesuffix("/mountinfo")
+                    # All processes of a container have one table, which a tenant can make long. The view of one that
+                    # has changed its root has no root mount.
+                    table = os.readlink(f"{process}/ns/mnt")
+                    if table in tables or os.readlink(f"{process}/root") != "/" or not self._mounted_by_host(process):
                         continue
-                    with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-                        upper = upper_directory(file.read(_MOST_MOUNTS))
+                    upper = _layer(path)
+                    tables.add(table)
                     place = None if upper is None else f"{self._root}{upper}"
                 if place is not None:
                     yield place, os.stat(place).st_dev
             except OSError:
                 continue
+
+
+def _layer(path: str) -> str | None:
+    """`upper_directory` of a mount table. Line by line: a search in all of it keeps the interpreter for long."""
+    left = _MOST_MOUNTS
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        while line := file.readline(left):
+            if (upper := upper_directory(line)) is not None:
+                return upper
+            left -= len(line)
+    return None

@@ -48,6 +48,8 @@ def _node(tmp_path: Path) -> tuple[Tree, list[str]]:
     for pid in ("1", "11"):
         (tmp_path / "proc" / pid / "ns").mkdir(parents=True)
         (tmp_path / "proc" / pid / "ns/user").symlink_to("user:[1]")
+        (tmp_path / "proc" / pid / "ns/mnt").symlink_to(f"mnt:[{pid}]")
+        (tmp_path / "proc" / pid / "root").symlink_to("/")
     return tree, [str(layer), str(volume), str(logs)]
 
 
@@ -162,6 +164,34 @@ async def test_a_mount_of_a_process_in_a_user_namespace_of_its_own_names_no_dire
     await _until_told(_reader(tree, du=du), tree, "a")
     assert layer not in counted
     assert counted
+
+
+async def test_a_mount_table_is_read_once_and_up_to_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, (layer, *_) = _node(tmp_path)
+    pids = range(11, 40)
+    for pid in pids[1:]:
+        tree.proc(f"{pid}/mountinfo", OVERLAY)
+        (tmp_path / "proc" / str(pid) / "ns").mkdir()
+        (tmp_path / "proc" / str(pid) / "ns/user").symlink_to("user:[1]")
+        (tmp_path / "proc" / str(pid) / "ns/mnt").symlink_to(f"mnt:[{11 if pid < 39 else 39}]")
+        (tmp_path / "proc" / str(pid) / "root").symlink_to("/")
+    # A process that has changed its root is passed over: its view has no root mount.
+    tree.proc("10/mountinfo", "")
+    for name, target in (("user", "user:[1]"), ("mnt", "mnt:[11]"), ("../root", "/jail")):
+        (tmp_path / "proc/10/ns").mkdir(exist_ok=True)
+        (tmp_path / "proc/10/ns" / name).symlink_to(target)
+    read: list[str] = []
+    real = fsuse.upper_directory
+
+    def noted(text: str) -> str | None:
+        read.append(text)
+        return real(text)
+
+    monkeypatch.setattr(fsuse, "upper_directory", noted)
+    reader = _reader(tree)
+    paths = [f"{tmp_path}/proc/{pid}/mountinfo" for pid in (10, *pids)]
+    assert {place for place, _ in reader._found(paths)} == {layer}
+    assert read == [OVERLAY.splitlines(keepends=True)[0]] * 2
 
 
 async def test_a_name_that_leads_elsewhere_names_no_directory(tmp_path: Path) -> None:
