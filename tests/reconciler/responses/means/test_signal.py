@@ -12,12 +12,15 @@ import trio
 
 from cgroupfs import subtree
 from cgroupfs.subtree import Subtree, SubtreeGroup
+from reconciler.responses.eviction import journal
 from reconciler.responses.means import base
 from reconciler.responses.means import signal as way
 from reconciler.responses.means.config import EvictionMeans
 from reconciler.responses.means.processes import OwnPodError, PodTermination, ProcessStat, read_stat
 from reconciler.responses.means.signal import SignalEviction
 from state.eviction import EvictionCase, EvictionOutcome, EvictionStep
+from state.schema import EVICTIONS
+from state.store import Store, StoreBatch
 from tests.fakes.constants import varied
 from tests.fakes.victims import CONTROLLERS, FORKS, IGNORES_TERM, Victim, a_victim, an_order
 from tests.fakes.work import FakeWork
@@ -331,3 +334,25 @@ async def test_a_process_nested_deeper_than_a_path_may_be_long_is_killed(victim:
             os.close(numbers.pop())
             os.rmdir(name, dir_fd=numbers[-1])
         os.close(numbers[0])
+
+
+def test_a_thaw_without_a_daemon_says_that_very_many_groups_may_still_be_frozen(
+    victim: Victim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if victim.hierarchy.version("freezer") != 1:
+        pytest.skip("needs the freezer of cgroup v1")
+    case = EvictionCase(order=an_order(victim), target=victim.target, step=EvictionStep.KILL, boot="b")
+    store = Store(str(tmp_path / "state.db"), boot="b")
+    batch = StoreBatch()
+    batch.put(EVICTIONS, case.order.id, journal._FORM.encode(journal._CaseRow(case=case)))
+    store.apply(batch)
+    victim.freeze()
+    assert journal.thaw_killed(victim.hierarchy, store) == ([victim.group], [])
+    for number in range(9):
+        os.mkdir(f"{victim.directory('freezer')}/{number}")
+    monkeypatch.setattr(subtree, "MOST_GROUPS", 4)
+    assert journal.thaw_killed(victim.hierarchy, store) == (
+        [],
+        [f"{victim.group}: groups in it may still be frozen: only 4 groups in it are listed at a time"],
+    )
+    store.close()
