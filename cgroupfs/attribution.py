@@ -27,7 +27,7 @@ _MOST: Final = 64 * 1024
 _MOST_ELSEWHERE: Final = 64
 """Paths of hierarchies in other mount namespaces, which privileged containers choose; a write is compared with each."""
 _DEEPEST_ELSEWHERE: Final = 32
-"""Names in such a path: the groups below it, that a tenant nests, are tried as one for each event that is not placed."""
+"""Names in such a path, each of which is tried for a write that cannot be placed: a tenant nests groups deeply."""
 _POD: Final = "kubepods"
 _OUTSIDE: Final = ":/.."
 """How a group begins that is outside of our cgroup namespace."""

@@ -12,7 +12,6 @@ import os
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import Final, Self, final
 
 from cgroupfs.bounded import digits
@@ -27,8 +26,8 @@ _STATE: Final = "freezer.state"
 _FREEZE: Final = "cgroup.freeze"
 _PROCS: Final = "cgroup.procs"
 _CHUNK: Final = 1 << 16
-_LAST_POSITION: Final = 0x7FFF_FFFF
-"""In a cgroup directory. Source: fs/kernfs/dir.c, kernfs_name_hash."""
+_MOST_CURSORS: Final = 1024
+"""Directories with too many groups whose position is kept."""
 
 
 @final
@@ -42,6 +41,8 @@ class Subtree:
         """``found``: open directory and version by mount directory; ``freezer``: the mount that stops tasks."""
         self._found = dict(found)
         self._freezer = freezer
+        self._cursors: dict[int, int] = {}
+        """Positions in directories with too many groups, by inode."""
         self.missing = ""
         """Why the last walk, of `groups`, `scan` or `thawing`, may have left out groups; empty: it did not."""
 
@@ -177,7 +178,7 @@ class Subtree:
             for left in range(MOST_GROUPS, -1, -1):
                 yield inside
                 pending.append(None)
-                pending.extend(_names(inside, left + 1))
+                pending.extend(self._names(inside, left + 1))
                 while True:
                     name = pending.pop()
                     if not pending:
@@ -196,6 +197,30 @@ class Subtree:
         finally:
             os.close(inside)
 
+    def _names(self, number: int, most: int) -> list[str]:
+        """The names of at most so many directories in one, in random order.
+
+        Of more than that the next call lists those that follow: a tenant cannot keep one from being listed.
+        """
+        inode = os.fstat(number).st_ino
+        try:
+            begin = self._cursors.pop(inode, 0)
+            names, end = _listed(number, begin, most)
+            if begin and len(names) < most:
+                more, end = _listed(number, 0, most)
+                names |= more
+        except OSError as exc:
+            if exc.errno in _NO_PROCESSES:
+                return []
+            raise cgroup_error("a group in it", exc, "list") from exc
+        if end:
+            if len(self._cursors) >= _MOST_CURSORS:
+                self._cursors.clear()
+            self._cursors[inode] = end
+        chosen = list(names)
+        random.shuffle(chosen)
+        return chosen[:most]
+
 
 @final
 class SubtreeGroup:
@@ -211,26 +236,24 @@ class SubtreeGroup:
         return [pid for word in (_read(self.number, _PROCS) or "").split() if (pid := digits(word)) is not None]
 
 
-def _names(number: int, most: int) -> list[str]:
-    """The names of at most so many directories in one, in random order."""
-    try:
-        names = _listed(number, most)
-        # The kernel sorts them by a hash, which is the position in the directory: one that a tenant has put behind the
-        # bound is listed by another call.
-        if len(names) == most and random.getrandbits(1):
-            os.lseek(number, random.randrange(_LAST_POSITION), os.SEEK_SET)  # noqa: S311  (no secret)
-            names = list(dict.fromkeys((*_listed(number, most), *names)))[:most]
-    except OSError as exc:
-        if exc.errno in _NO_PROCESSES:
-            return []
-        raise cgroup_error("a group in it", exc, "list") from exc
-    random.shuffle(names)
-    return names
+def _listed(number: int, begin: int, most: int) -> tuple[dict[str, None], int]:
+    """Names of directories in one, from a position on, and where to go on; 0: the end was reached.
 
-
-def _listed(number: int, most: int) -> list[str]:
+    More than ``most`` by what the kernel has returned at once: positions within that are not known.
+    """
+    names: dict[str, None] = {}
+    os.lseek(number, begin, os.SEEK_SET)
     with os.scandir(number) as entries:
-        return list(islice((entry.name for entry in entries if entry.is_dir(follow_symlinks=False)), most))
+        end = begin
+        for entry in entries:
+            # The kernel's position, behind all that it has returned.
+            at = os.lseek(number, 0, os.SEEK_CUR)
+            if at != end and len(names) >= most:
+                return names, end
+            end = at
+            if entry.is_dir(follow_symlinks=False):
+                names[entry.name] = None
+    return names, 0
 
 
 def _read(number: int, file: str) -> str | None:

@@ -171,7 +171,7 @@ def test_of_too_many_groups_some_are_listed_others_by_the_next_call_and_that_is_
     seen: list[set[int]] = []
     hierarchy = Hierarchy(root="/", mode=HierarchyMode.V1, controllers={"pids": victim.hierarchy.controllers["pids"]})
     with Subtree.open(hierarchy, victim.group) as tree:
-        for _ in range(200):
+        for _ in range(1000):
             seen.append({os.fstat(group.number).st_ino for group in tree.groups()})
             assert len(seen[-1]) <= 9
             assert tree.missing == "only 8 groups in it are listed at a time"
@@ -183,3 +183,23 @@ def test_of_too_many_groups_some_are_listed_others_by_the_next_call_and_that_is_
         assert not any(tree.scan())
         assert len(list(tree.groups())) == 62
         assert tree.missing == ""
+
+
+@pytest.mark.kernel
+def test_of_more_groups_than_the_kernel_lists_at_once_each_is_listed_in_its_turn(
+    victim: Victim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However a tenant chooses their names: the kernel sorts them by a hash of these."""
+    names = [f"{number:0200}" for number in range(600)]
+    for name in names:
+        os.mkdir(f"{victim.directory('pids')}/{name}")
+    monkeypatch.setattr(subtree, "MOST_GROUPS", 150)
+    hierarchy = Hierarchy(root="/", mode=HierarchyMode.V1, controllers={"pids": victim.hierarchy.controllers["pids"]})
+    number = os.open(victim.directory("pids"), os.O_RDONLY)
+    with Subtree.open(hierarchy, victim.group) as tree:
+        calls = [set(tree._names(number, 150)) for _ in range(60)]
+        assert {len(call) for call in calls} == {150}
+        assert set().union(*calls) == set(names)
+        # Those of each call follow those of the call before.
+        assert not calls[0] & calls[1]
+    os.close(number)
