@@ -132,11 +132,10 @@ def thaw_killed(hierarchy: Hierarchy, store: Store) -> tuple[list[str], list[str
         group = case.target.group
         try:
             with Subtree.open(hierarchy, group, case.target.inodes) as tree:
-                if not tree.thaw():
-                    continue
-                if tree.thaw():
+                thawed = tree.thaw()
+                if thawed and tree.thaw():
                     failed.append(f"{group}: still frozen: it was thawed, and is frozen again")
-                else:
+                elif thawed:
                     done.append(group)
                 if tree.missing:
                     failed.append(f"{group}: groups in it may still be frozen: {tree.missing}")
