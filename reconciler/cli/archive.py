@@ -53,7 +53,7 @@ _MOST_MEMORY: Final = 128 << 20
 
 def fits(path: str) -> bool:
     """Whether `unpack` takes a file with such a path."""
-    return len(path) <= _LONGEST_NAME and path.count("/") < _DEEPEST
+    return len(path.encode("utf-8", "surrogateescape")) <= _LONGEST_NAME and path.count("/") < _DEEPEST
 
 
 def below_kubepods(parts: list[str]) -> bool:
@@ -401,8 +401,9 @@ def _members(source: "_Bounded", path: str) -> Iterator[tarfile.TarInfo]:
     """
     name: str | None = None
     size: int | None = None
-    before = 0
-    for number in range(MOST_FILES + 1):
+    before = files = 0
+    # In bytes they are bounded, too. A long name has a header of its own before the file's.
+    for number in range(2 * MOST_FILES + 1):
         header = source.read(_BLOCK)
         # Blocks of zeros end an archive; for tar the end of the file does, too.
         if not header.strip(b"\0"):
@@ -431,6 +432,9 @@ def _members(source: "_Bounded", path: str) -> Iterator[tarfile.TarInfo]:
         name, size, before = None, None, 0
         if not (member.isreg() or (member.isdir() and not member.size)) or member.issparse():
             raise InputError(path, member.name, "regular files and directories only, as `capture` writes them")
+        files += 1
+        if files > MOST_FILES:
+            break
         yield member
     raise InputError(path, f"more than {MOST_FILES} files", "the capture of one node")
 
@@ -488,7 +492,7 @@ class _Unpacked:
             raise InputError(self._path, member.name, "names inside the captured node")
         if not fits(member.name):
             raise InputError(
-                self._path, member.name, f"names of at most {_LONGEST_NAME} characters and {_DEEPEST} directories"
+                self._path, member.name, f"names of at most {_LONGEST_NAME} bytes and {_DEEPEST} directories"
             )
         full = "/".join((self._directory, *parts))
         if member.isdir():

@@ -15,6 +15,7 @@ import pytest
 from cgroupfs.errors import InputError
 from cgroupfs.files import write_now
 from reconciler.cli import archive as module
+from reconciler.cli import capture
 from reconciler.cli.archive import open_sink, unpack
 from reconciler.cli.exits import CliError
 from reconciler.cli.plan import _unpacked
@@ -236,6 +237,24 @@ def test_files_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     with pytest.raises(InputError, match="more than 3 files"):
         unpacked(tmp_path, archive(tmp_path, make))
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_long_names_own_header_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: int) -> None:
+    monkeypatch.setattr(module, "MOST_FILES", 3)
+    path = str(tmp_path / "node.tar.gz")
+    with tarfile.open(path, "w:gz", format=form) as made:
+        for number in range(3):
+            add(made, f"{'n' * 200}{number}")
+    assert len(unpacked(tmp_path, path)) == 3
+
+
+def test_the_largest_capture_with_the_longest_names_is_read() -> None:
+    """A container chooses the names of its groups; a file of one block, and three more for its name."""
+    name = "\u00e9" * (module._LONGEST_NAME // 2)
+    assert module.fits(name)
+    assert not module.fits(f"{name}x")
+    assert (len(module._header(name, 1, 1)) + 512) * capture._MOST_FILES + 1024 < module.MOST_BYTES
 
 
 @pytest.mark.parametrize(
