@@ -405,10 +405,13 @@ def _members(source: "_Bounded", path: str) -> Iterator[tarfile.TarInfo]:
     # In bytes they are bounded, too. A long name has a header of its own before the file's.
     for number in range(2 * MOST_FILES + 1):
         header = source.read(_BLOCK)
-        # Blocks of zeros end an archive; for tar the end of the file does, too.
+        if not header and not number:
+            raise InputError(path, "an empty file", "a .tar or .tar.gz archive")
+        if len(header) < _BLOCK:
+            raise EOFError("the archive is cut off: no block of zeros ends it")
         if not header.strip(b"\0"):
-            if not number and not header:
-                raise InputError(path, "an empty file", "a .tar or .tar.gz archive")
+            while source.read(_PART):
+                pass  # gzip's checksum is at its end
             return
         member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
         if member.size < 0:

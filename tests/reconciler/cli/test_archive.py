@@ -348,6 +348,25 @@ def test_a_negative_size_and_a_chain_of_headers_are_refused(tmp_path: Path) -> N
         unpacked(tmp_path, written(tmp_path, chain + header("b", 0)))
 
 
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize("rest", [0, 100])
+def test_an_archive_that_ends_between_two_files_is_refused(
+    tmp_path: Path, pack: Callable[[bytes], bytes], rest: int
+) -> None:
+    path = tmp_path / "node.tar"
+    path.write_bytes(pack(header("a", 1) + padded(b"1") + bytes(rest)))
+    with pytest.raises(InputError, match="cut off"):
+        unpacked(tmp_path, str(path))
+
+
+@pytest.mark.parametrize("end", [b"", b"\0" * 8])
+def test_an_archive_without_gzips_checksum_is_refused(tmp_path: Path, end: bytes) -> None:
+    path = Path(written(tmp_path, header("a", 1) + padded(b"1")))
+    path.write_bytes(path.read_bytes()[:-8] + end)
+    with pytest.raises(InputError):
+        unpacked(tmp_path, str(path))
+
+
 def test_an_archive_that_ends_within_a_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "node.tar.gz"
     path.write_bytes(gzip.compress(header("a", 5000) + b"x" * 600))
