@@ -68,8 +68,14 @@ _LONG: Final = re.compile(r"(?<![\w-])[\w-]{1025,}+")
 """No name, no number and no digest is so long: a key, or made to keep the forms above busy."""
 _DEEPEST: Final = 64
 _MOST_ALIASES: Final = 8
-# Long, with both cases and digits: a generated key.
-_RANDOM: Final = re.compile(r"(?=[^ ]*[a-z])(?=[^ ]*[A-Z])(?=[^ ]*\d)[A-Za-z0-9+/_=-]{32,}")
+# Long, with both cases: a generated key, unless it consists of words.
+_RANDOM: Final = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[A-Za-z0-9+/_=.~-]{32,}")
+# Words in lower case with digits (names, uids, digests), short ones in upper case, and those in camel case: of 30,000
+# generated keys of 32 characters one has nothing else. A value with digits needs a dash or a dot between the words.
+_WORDS: Final = re.compile(
+    r"(?=[^-.]*[-.]|\D*\Z)"
+    r"(?:[+/_=.~-]|(?:[a-z0-9]++|[A-Z0-9]{1,16}+|[a-z]*+(?:[A-Z][a-z]++\d*+)++)(?![A-Za-z0-9]))*+"
+)
 _STR: Final = "tag:yaml.org,2002:str"
 _PLAIN_WORDS: Final = frozenset({"", "~", "null", "Null", "NULL", "true", "True", "false", "False"})
 _PROGRAMS: Final = frozenset({"args", "argv", "command", "exec", "cmd"})
@@ -193,7 +199,7 @@ def mask_mark(name: str, value: str) -> str:
         with suppress(ValueError):
             return json.dumps(_kept(_loaded(value), "labels"))
     masked = mask_text(value)
-    return MASK if _RANDOM.fullmatch(masked) and "-" not in masked else masked
+    return MASK if _RANDOM.fullmatch(masked) and not _WORDS.fullmatch(masked) else masked
 
 
 def mask_note(name: str, value: str) -> str:

@@ -1,4 +1,6 @@
+import base64
 import json
+import random
 import tomllib
 
 import pytest
@@ -72,6 +74,46 @@ def test_labels_and_annotations_are_kept_unless_they_look_like_credentials() -> 
     assert [key for key in marks if masked[key] != marks[key]] == [
         *("vault.example.io/token", "example.io/blob", "kubectl.kubernetes.io/last-applied-configuration")
     ]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "q3Vd-8sKf0Zx_Lw1yTbN7uHc-Rm4Ge2JpAo5Xi9B",
+        "sk-live-9fQ2xWb7LpZ4nVt8KcR3mYd6HsJ1gTa5",
+        "Kq8Q~bVn3.ZtLwXy7PmRdHcJs5GfAe2Uo9Ti4Nk_x",
+        "key-JBSWY3DPEHPK3PXPJBSWY3DPEHPK3PXP",
+        "zQVbnMKLwXyTRpDHcJSgFaEUoTiNkxZQwb-V",
+    ],
+)
+def test_generated_keys_are_masked_whatever_the_label_is_named(value: str) -> None:
+    assert masks.mask_mark("example.io/blob", value) == masks.MASK
+    assert masks.mask_note("example.io/blob", value) == masks.MASK
+
+
+def test_of_generated_keys_hardly_one_looks_like_words() -> None:
+    chance = random.Random(7)
+    keys = [base64.urlsafe_b64encode(chance.randbytes(size)).decode() for size in (24, 32, 48) for _ in range(1000)]
+    assert sum(masks.mask_mark("example.io/blob", key) != masks.MASK for key in keys) <= 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "web-7d9f8b6c5d-x2x7z",
+        "33333333-3333-4333-8333-333333333333",
+        "k8s_POD_web-7d9f8b6c5d-x2x7z_default_33333333-3333-4333-8333-333333333333_0",
+        "k8s_POD_kube-proxy-n1_kube-system_0123456789abcdef0123456789abcdef_0",
+        "Team-Payments-Service-Frontend-V2-Production",
+        "KubeSchedulerConfiguration-v1beta3-RC1",
+        "registry.example.com/team/app:V2-aB3xY9qLm7KpZ",
+        "docker.io/library/nginx@sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "/var/log/pods/default_web_33333333-3333-4333-8333-333333333333/POD/0.log",
+        "2026-12-01T14:50:29.123456789Z",
+    ],
+)
+def test_names_uids_and_images_of_labels_are_kept(value: str) -> None:
+    assert masks.mask_mark("example.io/blob", value) == value
 
 
 def test_runtime_states_keep_annotations_as_a_list_of_pairs() -> None:
