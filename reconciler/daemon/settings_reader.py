@@ -37,7 +37,7 @@ _SPREAD: Final = 0.2
 """Nodes that start together request at different times. The interval only grows by it."""
 _LONGEST_S: Final = 300.0
 _RETRY_S: Final = 120.0
-"""The longest delay after failures: half of the usual load. Nothing else shows that rights were given back."""
+"""The delay after a failure: half of the usual load. Nothing else shows that rights were given back."""
 _NOT_INSTALLED_S: Final = 300.0
 """A group of kinds that the API server does not know costs a second request each time."""
 _NO_KIND: Final = " (its kind is not installed)"
@@ -81,7 +81,6 @@ class NodeSettingsReader:
         self._unsaved = False
         self._wake = WakeUp()
         self._client: SettingsClient | None = None
-        self._failures = 0
         self._problem = ""
         self._missing: tuple[str, ...] = ()
         self._answered_at: float | None = None
@@ -89,7 +88,6 @@ class NodeSettingsReader:
     def use(self, wanted: NodeSettings) -> None:
         if wanted is not self._wanted:
             self._wanted = wanted
-            self._failures = 0
             self._wake.set()
 
     def facts(self) -> dict[str, object]:
@@ -155,10 +153,10 @@ class NodeSettingsReader:
             self._answered_at = trio.current_time()
             if self._problem:
                 _LOG.info("the node's settings are read again", source=wanted)
-            self._problem, self._failures = "", 0
+            self._problem = ""
             return self._spread(_NOT_INSTALLED_S if any(_NO_KIND in title for title in self._missing) else PERIOD_S)
         self._failed(str(problem))
-        return max(self._spread(min(_RETRY_S, PERIOD_S * 2.0 ** min(self._failures, 4))), wait_s or 0.0)
+        return max(self._spread(_RETRY_S), wait_s or 0.0)
 
     async def _read(self, wanted: NodeSettings) -> tuple[KeptSettings | None, Exception | None, float | None]:
         """The settings as they are now, what is wrong with an object of them, and the requested delay.
@@ -252,7 +250,6 @@ class NodeSettingsReader:
         self._missing = missing
 
     def _failed(self, text: str) -> None:
-        self._failures += 1
         if text != self._problem:
             _LOG.warning("the node's settings cannot be read; the last ones stay", error=text)
         self._problem = text
