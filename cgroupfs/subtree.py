@@ -90,7 +90,7 @@ class Subtree:
 
     @property
     def exists(self) -> bool:
-        return any(_read(number, _PROCS) is not None for number, _ in self._found.values())
+        return any(next(_parts(number, _PROCS), None) is not None for number, _ in self._found.values())
 
     def scan(self) -> Iterator[bool]:
         """Whether processes that have not exited are there, one part after another: a caller may pause in between.
@@ -104,7 +104,7 @@ class Subtree:
                 yield "populated 1" in events
                 continue
             for group in self._walk(number):
-                yield bool((_read(group, _PROCS) or "").strip())
+                yield next(SubtreeGroup(group).pids(), None) is not None
             if self.missing:
                 yield True
 
@@ -231,9 +231,17 @@ class SubtreeGroup:
     def __init__(self, number: int) -> None:
         self.number = number
 
-    def pids(self) -> list[int]:
-        """The processes in this very group. 0 is one outside this pid namespace."""
-        return [pid for word in (_read(self.number, _PROCS) or "").split() if (pid := digits(word)) is not None]
+    def pids(self) -> Iterator[int]:
+        """The processes in this very group, read a part at a time: a caller may pause in between.
+
+        0 is one outside this pid namespace.
+        """
+        rest = b""
+        for part in _parts(self.number, _PROCS):
+            *lines, rest = (rest + part).split(b"\n")
+            for line in lines:
+                if (pid := digits(line.decode("ascii", "replace"))) is not None:
+                    yield pid
 
 
 def _listed(number: int, begin: int, most: int) -> tuple[dict[str, None], int]:
@@ -258,19 +266,24 @@ def _listed(number: int, begin: int, most: int) -> tuple[dict[str, None], int]:
 
 def _read(number: int, file: str) -> str | None:
     """A control file; None when it, or its group, is not there."""
+    parts = list(_parts(number, file))
+    return b"".join(parts).decode("ascii", "replace") if parts else None
+
+
+def _parts(number: int, file: str) -> Iterator[bytes]:
+    """A control file as the kernel gives it, a page at a time, with an empty part at its end; none: it is not there."""
     try:
         opened = os.open(file, os.O_RDONLY | os.O_CLOEXEC, dir_fd=number)
         try:
-            parts = []
-            while part := os.read(opened, _CHUNK):
-                parts.append(part)
+            part = b"more"
+            while part:
+                part = os.read(opened, _CHUNK)
+                yield part
         finally:
             os.close(opened)
     except OSError as exc:
-        if exc.errno in _NO_PROCESSES:
-            return None
-        raise cgroup_error(file, exc, "read") from exc
-    return b"".join(parts).decode("ascii", "replace")
+        if exc.errno not in _NO_PROCESSES:
+            raise cgroup_error(file, exc, "read") from exc
 
 
 def _write(number: int, file: str, text: str) -> bool:

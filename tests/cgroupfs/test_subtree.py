@@ -147,7 +147,7 @@ def test_groups_nested_deeper_than_a_path_may_be_long_are_all_listed(tmp_path: P
     before = len(os.listdir("/proc/self/fd"))
     with Subtree.open(one_mount(tmp_path), "/pod") as tree:
         assert any(tree.scan())
-        found = [group.pids() for group in tree.groups()]
+        found = [list(group.pids()) for group in tree.groups()]
         # Each after the one that it is in.
         assert [pids for pids in found if pids] == [[level + 10] for level in range(40)]
         assert len(found) == 81

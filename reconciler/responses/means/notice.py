@@ -16,6 +16,7 @@ from cgroupfs.subtree import Subtree
 from reconciler.responses.means.base import EvictionWork
 from reconciler.responses.means.config import NoticeConfig, NoticeKind, signal_number
 from reconciler.responses.means.processes import PodTermination, read_stat, wait_empty
+from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.format import duration
 from reconciler.runtime.notefile import EMPTY_DIRS, NoteFile, is_name
 from reconciler.runtime.stints import in_worker
@@ -156,8 +157,9 @@ class NoticeSender:
 async def signal_main(tree: Subtree, processes: PodTermination, number: int) -> int:
     """Send a signal to each container's main process that handles it: another one would end by it, unasked."""
     members = await processes.members(tree)
-    mains: dict[int, int] = {}
+    slices, mains = TimeSlice(), dict[int, int]()
     for pid in members:
+        await slices.checkpoint()
         stat = read_stat(pid, processes.proc)
         # The runtime started it, so its parent is outside; its own children have a parent inside.
         if stat is not None and stat.parent not in members and _handles(processes.proc, pid, number):

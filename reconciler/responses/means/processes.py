@@ -5,6 +5,7 @@ Source: pidfd_open(2), pidfd_send_signal(2), proc(5).
 
 import errno
 import os
+import resource
 import signal
 from collections.abc import Iterable, Mapping
 from typing import Final, final
@@ -17,8 +18,10 @@ from cgroupfs.lines import stat_fields, stat_name, stat_numbers
 from cgroupfs.subtree import Subtree, SubtreeGroup
 from reconciler.runtime.cooperative import TimeSlice
 
-_BATCH: Final = 64
-"""Processes held at once: each is an open file."""
+_BATCH: Final = (64, 4096)
+"""Processes held at once, from and to: each is an open file. For each batch its group is listed once more."""
+_PART: Final = 16
+"""Of the descriptors that this process may have, at most this part is held."""
 _KERNEL_THREAD: Final = 0x00200000
 """Source: include/linux/sched.h, PF_KTHREAD."""
 _NO_PIDFD: Final = frozenset({errno.ENOSYS, errno.EPERM})
@@ -73,8 +76,7 @@ class PodTermination:
         """
         slices, members = TimeSlice(), set[int]()
         for group in tree.groups():
-            members.update(group.pids())
-            await slices.checkpoint()
+            members |= await _listed(group, slices)
         if self._ourselves in members:
             raise OwnPodError("this daemon runs in it")
         return members
@@ -92,30 +94,33 @@ class PodTermination:
     async def signal(self, tree: Subtree, number: int, only: Mapping[int, int] | None = None) -> int:
         """Send ``number`` to every member, once; to how many. ``only``: those ids with those start times."""
         slices, done = TimeSlice(), set[int]()
+        most = min(max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _PART, _BATCH[0]), _BATCH[1])
         for group in tree.groups():
-            pids = group.pids()
+            pids = await _listed(group, slices)
             if self._ourselves in pids:
                 raise OwnPodError("this daemon runs in it")
             listed = [pid for pid in pids if pid not in done and (only is None or pid in only)]
-            for first in range(0, len(listed), _BATCH):
-                done |= self._signal_some(group, listed[first : first + _BATCH], number, only)
-                await slices.checkpoint()
-            await slices.checkpoint()
+            for first in range(0, len(listed), most):
+                done |= await self._signal_some(group, listed[first : first + most], number, only, slices)
         return len(done)
 
-    def _signal_some(
-        self, group: SubtreeGroup, pids: Iterable[int], number: int, only: Mapping[int, int] | None
+    async def _signal_some(
+        self, group: SubtreeGroup, pids: Iterable[int], number: int, only: Mapping[int, int] | None, slices: TimeSlice
     ) -> set[int]:
-        held = [handle for pid in pids if (handle := self._hold(pid)) is not None]
+        held, sent = list[ProcessHandle](), set[int]()
         try:
+            for pid in pids:
+                if (handle := self._hold(pid)) is not None:
+                    held.append(handle)
+                await slices.checkpoint()
             # Read after the processes were opened (pidfd): only then is the opened process the listed one. A number
             # that was reused meanwhile is not in the group.
-            members = set(group.pids()) if held else set()
-            sent = set[int]()
+            members = await _listed(group, slices) if held else set()
             for handle in held:
                 wanted = only is None or only.get(handle.pid) == handle.stat.start
                 if handle.pid in members and wanted and self._send(handle, number):
                     sent.add(handle.pid)
+                await slices.checkpoint()
             return sent
         finally:
             for handle in held:
@@ -158,9 +163,13 @@ class PodTermination:
             return False  # it has ended; one that may not be signalled remains, and the caller's wait reports it
         return True
 
-    def describe(self, pids: Iterable[int], most: int = 5) -> str:
+    async def describe(self, pids: Iterable[int], most: int = 5) -> str:
         """Those that do not die, for a person: ``1234 (dd, D, in nfs_wait)``."""
-        alive = [(pid, stat) for pid in sorted(pids) if (stat := read_stat(pid, self.proc)) is not None]
+        slices, alive = TimeSlice(), list[tuple[int, ProcessStat]]()
+        for pid in sorted(pids):
+            if (stat := read_stat(pid, self.proc)) is not None:
+                alive.append((pid, stat))
+            await slices.checkpoint()
         shown = []
         for pid, stat in alive[:most]:
             where = _text(f"{self.proc}/{pid}/wchan").strip()
@@ -168,6 +177,15 @@ class PodTermination:
             shown.append(f"{pid} ({stat.comm}, {stat.state}{asleep})")
         more = [f"{len(alive) - most} more"] if len(alive) > most else []
         return ", ".join([*shown, *more])
+
+
+async def _listed(group: SubtreeGroup, slices: TimeSlice) -> set[int]:
+    pids = set[int]()
+    await slices.checkpoint()
+    for pid in group.pids():
+        pids.add(pid)
+        await slices.checkpoint()
+    return pids
 
 
 async def has_processes(tree: Subtree) -> bool:

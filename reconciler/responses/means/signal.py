@@ -89,7 +89,7 @@ class SignalEviction:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         if not await has_processes(work.tree):
             return ""
-        return self._who_is_left(work, await work.processes.members(work.tree))
+        return await self._who_is_left(work, await work.processes.members(work.tree))
 
     async def _kill_stopped(self, work: EvictionWork) -> None:
         """Stop all, kill all, thaw all: the pending signals end them before they run, or fork, again."""
@@ -105,12 +105,12 @@ class SignalEviction:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
                 await thaw(work.tree)
 
-    def _who_is_left(self, work: EvictionWork, members: set[int]) -> str:
+    async def _who_is_left(self, work: EvictionWork, members: set[int]) -> str:
         held = "a parent group is frozen, which blocks SIGKILL; " if work.tree.held_above() else ""
         missing, after = work.tree.missing, f"{duration(self._config.kill_s)} after SIGKILL"
         if missing and not members:
             return f"{held}processes may be left {after}: {missing}"
-        who = work.processes.describe(members) or "processes outside this PID namespace"
+        who = await work.processes.describe(members) or "processes outside this PID namespace"
         return f"{held}still running {after}: {who}" + (f" ({missing})" if missing else "")
 
 
