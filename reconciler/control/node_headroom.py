@@ -71,7 +71,8 @@ _ROWS_A_MINUTE: Final = 4
 _STOP_S: Final = 2.0
 _CPU_FRESH_S: Final = 3.0
 _MEMORY_FRESH_S: Final = 10.0
-_LOG: Final = get_log("peaks")
+_LOG: Final = get_log("node_headroom")
+_PEAKS_LOG: Final = get_log("peaks")
 
 
 class PeakReadings(Protocol):
@@ -260,7 +261,7 @@ class PeakPredictor:
         # Not before: an end of the daemon meanwhile must not store a part of it in the place of all.
         self._restored = True
         if lost:
-            _LOG.warning("cannot read some learned peaks of workloads; they are learned again", lost=lost)
+            _PEAKS_LOG.warning("cannot read some learned peaks of workloads; they are learned again", lost=lost)
 
     async def save(self, rows: int) -> None:
         """Store so many rows, in turn. A failing store is reported by the state writer, not here."""
@@ -326,11 +327,12 @@ def _promised(pods: Mapping[str, Pod]) -> tuple[int, int]:
 
 
 def read_published(store: Store) -> PublishedNote | None:
-    """Where an earlier run published the headroom without having withdrawn it; None: nowhere."""
+    """Where an earlier run published the headroom without having withdrawn it; None: nowhere, or it is unknown."""
     row = dict(store.rows(META)).get(PUBLISHED)
     try:
         return None if row is None else decode_note(row)
-    except ValueError:
+    except ValueError as exc:
+        _LOG.warning("cannot read where the headroom was published; it may remain there", error=str(exc))
         return None
 
 

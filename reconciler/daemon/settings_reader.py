@@ -76,6 +76,8 @@ class NodeSettingsReader:
         self._changed = changed
         self._fraction = fraction
         self.kept = None if row is None else decode_kept(row)
+        if row is not None and self.kept is None:
+            _LOG.warning("cannot read the stored settings of the node; none count before they are read again")
         self._of_another = self.kept is not None and self.kept.node != node
         self._generation = store.generation
         self._unsaved = False

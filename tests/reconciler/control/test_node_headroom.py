@@ -3,6 +3,7 @@
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 import trio
 
 from cgroupfs.naming import QosClass
@@ -10,7 +11,8 @@ from reconciler.control.node_headroom import PublishedRow, offered
 from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.shapes import Offer
 from state.model import Classification, Container, ContainerKind, GroupRef, Pod, PodClass, Resources
-from state.store import Store
+from state.schema import META, PUBLISHED
+from state.store import Store, StoreBatch
 
 GI = 1 << 30
 
@@ -57,3 +59,16 @@ async def test_what_another_name_of_the_node_has_is_no_note_of_its_present_one(t
         assert renamed.target is None
         assert renamed.renamed is not None
         assert (renamed.renamed.target, renamed.renamed.node) == (ClusterTarget.NODE, "old")
+
+
+def test_a_note_that_cannot_be_read_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with closing(Store(str(tmp_path / "state.db"))) as store:
+        assert PublishedRow(store, trio.CapacityLimiter(1), "n1").target is None
+        assert not caplog.records
+        batch = StoreBatch()
+        batch.put(META, PUBLISHED, b"\xc1")
+        store.apply(batch)
+        assert PublishedRow(store, trio.CapacityLimiter(1), "n1").target is None
+    assert [record.message for record in caplog.records] == [
+        "cannot read where the headroom was published; it may remain there"
+    ]

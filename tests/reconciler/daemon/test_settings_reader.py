@@ -17,7 +17,8 @@ from reconciler.config.model import Config
 from reconciler.config.node_settings import KeptSettings, in_force, kept_in
 from reconciler.daemon.settings_reader import PERIOD_S, NodeSettingsReader, stored_row
 from reconciler.settings.binder import Text
-from state.store import Store
+from state.schema import META, NODE_SETTINGS
+from state.store import Store, StoreBatch
 from tests.fakes.constants import varied
 from tests.fakes.object_server import NODES, ObjectServer
 
@@ -251,6 +252,18 @@ async def test_what_could_not_be_stored_is_stored_later(tmp_path: Path, monkeypa
         await case.turn()
         assert case.value(LIMIT) == 55
         assert len(case.reported) == 1
+
+
+async def test_stored_settings_that_cannot_be_read_are_in_the_log(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+    case.restart()
+    assert not caplog.records
+    batch = StoreBatch()
+    batch.put(META, NODE_SETTINGS, b"\xc1")
+    case.store.apply(batch)
+    case.restart()
+    assert [record.message for record in caplog.records] == [
+        "cannot read the stored settings of the node; none count before they are read again"
+    ]
 
 
 async def test_an_object_that_the_api_server_does_not_have_is_no_settings(case: Case) -> None:
