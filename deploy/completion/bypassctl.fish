@@ -329,7 +329,7 @@ complete -c bypassctl -n '_shtab_bypassctl_using init' -l token-file -xka "(__fi
 complete -c bypassctl -n '_shtab_bypassctl_using init' -l to -xka "(__fish_complete_path (commandline -ct))" -d 'file to write; default: standard output, for credentials /etc/bypassd/kubeconfig'
 complete -c bypassctl -n '_shtab_bypassctl_using init' -l namespace -x -d 'of the service account (default: kube-system)'
 complete -c bypassctl -n '_shtab_bypassctl_using init' -l days -x -d 'requested life of the token (default: 365)'
-complete -c bypassctl -n '_shtab_bypassctl_using init' -l use -xka "pods kubelet eviction events taint condition renewal headroom-node headroom-koordinator headroom-katalyst settings-koordinator settings-katalyst" -d 'rights to print; may be repeated (default: those of the configuration, without kubelet and renewal)'
+complete -c bypassctl -n '_shtab_bypassctl_using init' -l use -xka "pods kubelet eviction events taint condition renewal headroom-node headroom-koordinator headroom-katalyst settings-koordinator settings-katalyst" -d 'rights to print; may be repeated (default: those of the configuration, without kubelet, renewal, and taint where closing.mark is auto)'
 complete -c bypassctl -n '_shtab_bypassctl_using init' -l test -d 'test the credentials in force, change nothing'
 complete -c bypassctl -n '_shtab_bypassctl_using init' -l dry-run -d 'print the kubeconfig, its token masked; write nothing'
 complete -c bypassctl -n '_shtab_bypassctl_using init' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration (default: /etc/bypassd/config.yaml)'

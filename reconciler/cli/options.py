@@ -417,7 +417,8 @@ def init(parser: argparse.ArgumentParser) -> None:
             *("headroom-node", "headroom-koordinator", "headroom-katalyst"),
             *("settings-koordinator", "settings-katalyst"),
         ),
-        help="rights to print; may be repeated (default: those of the configuration, without kubelet and renewal)",
+        help="rights to print; may be repeated (default: those of the configuration, without kubelet, renewal, and "
+        "taint where closing.mark is auto)",
     )
     parser.add_argument("--test", action="store_true", help="test the credentials in force, change nothing")
     parser.add_argument("--dry-run", action="store_true", help="print the kubeconfig, its token masked; write nothing")

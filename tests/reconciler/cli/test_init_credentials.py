@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import ssl
 import stat
 from collections.abc import Iterator
@@ -227,6 +228,10 @@ def test_the_printed_rights_are_those_of_the_configuration(run: Run, tmp_path: P
     assert set(roles(printed)) == {"bypassd-pods", "bypassd-eviction", "bypassd-events"}
     only = run("init", "credentials", "--use", "kubelet", "--namespace", "agents", "--config", str(config)).out
     assert set(roles(only)) == {"bypassd-kubelet"}
+    config.write_text("closing: {enabled: true, mark: auto}\n")
+    assert set(roles(run("init", "credentials", "--config", str(config)).out)) == {"bypassd-pods"}
+    (more,) = re.findall(r"configuration,\s+without ([^)]*)\)", run("init", "--help").out)
+    assert " ".join(more.split()) == "kubelet, renewal, and taint where closing.mark is auto"
     account, _, binding = yaml.safe_load_all(only)
     assert (account["kind"], account["metadata"]["namespace"]) == ("ServiceAccount", "agents")
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "bypassd", "namespace": "agents"}]
