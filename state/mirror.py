@@ -153,6 +153,8 @@ class CopyFile(framed.FrameFile):
 
 
 def _apply(rows: Rows, cleared: Iterable[str], changed: Mapping[str, Mapping[str, bytes | None]]) -> None:
+    """Errors: `ValueError` for rows of another form, which are left out; and as of other values."""
+    wrong: list[object] = []
     # Tables of a newer version are left out, as in `state.reader`.
     for table in rows.keys() & set(cleared):
         rows[table] = {}
@@ -160,7 +162,11 @@ def _apply(rows: Rows, cleared: Iterable[str], changed: Mapping[str, Mapping[str
         if (held := rows.get(table)) is None:
             continue
         for key, body in some.items():
-            if body is None:
+            if not (isinstance(key, str) and isinstance(body, bytes | None)):
+                wrong.append(key)
+            elif body is None:
                 held.pop(key, None)
-            elif isinstance(body, bytes):
+            else:
                 held[key] = body
+    if wrong:
+        raise ValueError(f"rows of another form: {len(wrong)}")

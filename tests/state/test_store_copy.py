@@ -25,13 +25,13 @@ from tests.examples import examples
 from tests.state.ledgers import entry
 from tests.state.storing import batch_of, content
 
-TRUTH: dict[str, object] = {f"cpuset:/kubepods/pod{n}:cpuset.cpus": f"0-{n}" * 20 for n in range(120)}
+TRUTH: dict[str, object] = {f"cpuset:/kubepods/pod{n}:cpuset.cpus": {"original": f"0-{n}" * 20} for n in range(120)}
 
 
 def stored(path: str) -> Store:
     store = Store(path, boot="b")
     store.apply(batch_of(FILES, TRUTH))
-    store.apply(batch_of(HOLDS, {"node": "held"}))
+    store.apply(batch_of(HOLDS, {"node": {"target": "held"}}))
     return store
 
 
@@ -91,7 +91,7 @@ def test_a_damaged_store_is_made_again_from_its_copy(path: str, damage: Damage) 
     assert dump["problems"]
     store = Store(path, boot="b")
     assert content(store, FILES) == TRUTH
-    assert content(store, HOLDS) == {"node": "held"}
+    assert content(store, HOLDS) == {"node": {"target": "held"}}
     assert (store.lost, store.damage is not None, store.writable) == (False, True, True)
     store.close()
     assert read_dump(path)["problems"] == []
@@ -111,7 +111,7 @@ def test_damage_in_use_is_found_said_and_repaired(path: str, damage: Damage, fol
     for number in range(writes):
         # Our own writes do not hide it.
         with suppress(StoreError):
-            store.apply(batch_of(HOLDS, {"node": number}))
+            store.apply(batch_of(HOLDS, {"node": {"target": str(number)}}))
     wrong = store.check()
     assert wrong is not None
     # What the WAL still has is put back from there.
@@ -119,7 +119,7 @@ def test_damage_in_use_is_found_said_and_repaired(path: str, damage: Damage, fol
     assert (store.lost, store.writable) == (False, True)
     assert content(store, FILES) == TRUTH
     assert store.check() is None
-    store.apply(batch_of(HOLDS, {"node": "again"}))
+    store.apply(batch_of(HOLDS, {"node": {"target": "again"}}))
     fresh = read_dump(path)
     assert (len(fresh["files"]), fresh["problems"]) == (len(TRUTH), [])  # type: ignore[arg-type]
     store.close()
@@ -172,6 +172,20 @@ def test_a_damaged_copy_costs_nothing_and_is_written_again(path: str) -> None:
     assert (copied.whole, len(copied.rows[FILES])) == (True, len(TRUTH))
 
 
+@pytest.mark.parametrize("wrong", [{b"k": b"1"}, {"k": "1"}, {"k": 1}], ids=repr)
+def test_a_row_of_another_form_in_the_copy_is_damage_and_the_others_count(
+    path: str, wrong: dict[object, object]
+) -> None:
+    good = msgpack.packb("x")
+    Path(path).parent.mkdir(exist_ok=True)
+    Path(copy_path(path)).write_bytes(frame(msgpack.packb([3, "b", True, [], {FILES: {**wrong, "good": good}}])))
+    copied = read_copy(path)
+    assert copied is not None
+    assert (copied.rows[FILES], copied.whole) == ({"good": good}, False)
+    with closing(Store(path, boot="b")) as store:
+        assert dict(store.rows(FILES)) == {"good": good}
+
+
 def test_a_copy_on_a_disk_that_takes_nothing_is_a_problem_and_no_more(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +212,7 @@ def test_files_of_another_boot_do_not_come_back_with_the_copy(path: str) -> None
     junk(path)
     store = Store(path, boot="next")
     assert content(store, FILES) == {}
-    assert content(store, HOLDS) == {"node": "held"}
+    assert content(store, HOLDS) == {"node": {"target": "held"}}
 
 
 def test_store_and_copy_damaged_is_never_nothing(path: str) -> None:
