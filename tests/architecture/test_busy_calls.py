@@ -22,7 +22,7 @@ from reconciler.daemon.agent import Agent
 from reconciler.interference.engine import Evaluation
 from reconciler.interference.monitor import InterferenceMonitor, MonitorState
 from reconciler.interference.service import InterferenceService
-from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime import cooperative
 from reconciler.runtime.workqueue import DirtyBatch
 from reconciler.signals import counter_delta, runqueue
 from reconciler.signals.onlinewait import OnlineWait
@@ -34,6 +34,12 @@ from tests.reconciler.control.test_harm_watch import watching
 
 ROOT: Final = f"{Path(__file__).parents[2]}/"
 PRODUCT: Final = ("cgroupfs/", "reconciler/", "resctrl/", "state/")
+
+
+@pytest.fixture(autouse=True)
+def endless_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No slice of work is ever over: a turn for others calls again what waits, so a busy machine has more calls."""
+    monkeypatch.setattr(cooperative, "_SLICE_S", float("inf"))
 
 
 @contextmanager
@@ -161,7 +167,6 @@ async def _idle_calls(path: Path, pods: int, clock: list[float]) -> dict[str, in
 async def test_what_an_idle_node_costs_hardly_follows_from_the_number_of_its_pods(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TimeSlice, "is_over", property(lambda _: False))
     clock = [time.monotonic()]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     few, many = 8, 24
@@ -177,8 +182,7 @@ async def test_what_an_idle_node_costs_hardly_follows_from_the_number_of_its_pod
 async def test_a_plan_a_sample_and_a_pass_of_the_monitor_take_few_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # No slice of work is ever over, and any two readings are far enough apart: a busy machine changes no count.
-    monkeypatch.setattr(TimeSlice, "is_over", property(lambda _: False))
+    # Any two readings are far enough apart.
     for module in (counter_delta, runqueue):
         monkeypatch.setattr(module, "SHORTEST_S", 0.0)
     node = LiveNode(tmp_path)
@@ -220,10 +224,7 @@ class Resting:
         """Holds nothing."""
 
 
-async def test_a_round_beside_online_pods_that_wait_for_nothing_takes_few_calls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TimeSlice, "is_over", property(lambda _: False))
+async def test_a_round_beside_online_pods_that_wait_for_nothing_takes_few_calls(tmp_path: Path) -> None:
     async with watching(LiveNode(tmp_path)) as rounds:
         sampler, inventory = rounds.agent.accounts.sampler, rounds.agent.control.inventory
         sampler.harm = rounds.watch
