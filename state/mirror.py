@@ -152,7 +152,7 @@ class CopyFile(framed.FrameFile):
         return (opened.st_ino, opened.st_dev) != (named.st_ino, named.st_dev) or named.st_size != self._size
 
 
-def _apply(rows: Rows, cleared: Iterable[str], changed: Mapping[str, Mapping[str, bytes | None]]) -> None:
+def _apply(rows: Rows, cleared: Iterable[str], changed: Mapping[str, Mapping[object, object]]) -> None:
     """Errors: `ValueError` for rows of another form, which are left out; and as of other values."""
     wrong: list[object] = []
     # Tables of a newer version are left out, as in `state.reader`.
@@ -162,11 +162,11 @@ def _apply(rows: Rows, cleared: Iterable[str], changed: Mapping[str, Mapping[str
         if (held := rows.get(table)) is None:
             continue
         for key, body in some.items():
-            if not (isinstance(key, str) and isinstance(body, bytes | None)):
-                wrong.append(key)
-            elif body is None:
+            if isinstance(key, str) and isinstance(body, bytes):
+                held[key] = body
+            elif isinstance(key, str) and body is None:
                 held.pop(key, None)
             else:
-                held[key] = body
+                wrong.append(key)
     if wrong:
         raise ValueError(f"rows of another form: {len(wrong)}")

@@ -10,7 +10,7 @@ import os
 import sqlite3
 from collections.abc import Collection, Generator, Iterator
 from contextlib import closing, suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgpack
 
@@ -39,6 +39,7 @@ from state.schema import (
     unseal,
 )
 from state.schema2 import convert
+from state.shapes import HISTORY, fault
 
 _DEEPEST: Final = 32
 """More than any row has; a deeper one breaks its renderer."""
@@ -311,8 +312,8 @@ def _history(
     query = f"SELECT seq, row FROM history WHERE seq > ({newest}) AND ({contains}) ORDER BY seq DESC"  # noqa: S608
     for seq, row in connection.execute(query, (limit, *texts)):
         try:
-            entry = {"seq": seq, **decoded(msgpack.unpackb, unseal("history", row), deepest=_DEEPEST)}
-        except (ValueError, TypeError) as exc:
+            entry = {"seq": seq, **_shaped(HISTORY, "", unseal("history", row))}
+        except ValueError as exc:
             _note(problems, f"{path}: history {seq!s:.20}: {exc}")
         else:
             yield entry
@@ -322,10 +323,18 @@ def _decoded(table: str, rows: dict[str, bytes], problems: list[str]) -> dict[st
     fields: dict[str, object] = {}
     for key, body in rows.items():
         try:
-            fields[key] = decoded(msgpack.unpackb, body, deepest=_DEEPEST)
+            fields[key] = _shaped(table, key, body)
         except ValueError as exc:
             _note(problems, f"{table}: row {key!r:.200}: {exc}")
     return fields
+
+
+def _shaped(table: str, key: str, body: bytes) -> Any:
+    """A decoded row, as `state.shapes` has it. Errors: `ValueError`."""
+    row = decoded(msgpack.unpackb, body, deepest=_DEEPEST)
+    if why := fault(table, key, row):
+        raise ValueError(why)
+    return row
 
 
 def _order(row: object) -> int:

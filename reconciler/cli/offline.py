@@ -42,6 +42,7 @@ from resctrl.capability import read_capability
 from resctrl.files import REAL as REAL_GROUPS
 from resctrl.groups import ControlGroups
 from state.cache import CachePlan, CacheRequest
+from state.dump import HOLD_DEFAULTS
 from state.memory import NodeMemoryReading
 from state.model import Hold, NodeView, PodMeta, Setting
 from state.plan import Desired, NodePlan
@@ -245,7 +246,7 @@ def _remembered(
     except StoreError:
         return None, {}
     at = recorded_node.about.at if recorded_node.about is not None else time.time()
-    holds = active((msgspec.convert(row, Hold) for row in dump["holds"]), at)
+    holds = active((msgspec.convert({**HOLD_DEFAULTS, **row}, Hold) for row in dump["holds"]), at)
     row = dump["assignments"].get(POOLS)
     if row is None:
         return None, holds
