@@ -257,7 +257,7 @@ def read_dump(path: str = DEFAULT_PATH, *, history: int = 200, about: Collection
 
     Keys: ``meta`` (dict), ``files`` (list in the order of first touch), ``settings`` (list), ``assignments`` (dict),
     ``holds`` (list), ``history`` (list, newest first, at most ``history``), ``problems`` (list of messages: rows that
-    are damaged and therefore left out), ``newer`` (why this version's daemon refuses the store; None: it does not).
+    are damaged, or differ from `state.shapes`, and left out), ``newer`` (why this version refuses it; None: no).
     Errors: `StoreError` when there is nothing to read; `NewerSchemaError`.
     """
     tables = read_tables(path)
