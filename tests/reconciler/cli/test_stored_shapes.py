@@ -82,7 +82,7 @@ EVENT: Final = {
     "file": "cpu.shares",
     "pod_uid": BATCH,
 }
-STEP: Final = 23
+STEP: Final = 47
 """Each command is run for one in so many of the ways in which a row can be wrong, all tables' rows at once."""
 
 
