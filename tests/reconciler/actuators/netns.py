@@ -5,13 +5,15 @@ import os
 import socket
 import subprocess
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import pytest
 
 from reconciler.actuators.network.netlink import Links
+from reconciler.actuators.network.tc import open_socket
 from reconciler.actuators.network.tc_pods import RealPodTc
 from state.network import Direction
 
@@ -33,28 +35,37 @@ def namespace(stack: ExitStack, side: str) -> str:
     return name
 
 
-def library(name: str) -> Any:  # pyroute2 has no types
-    from pyroute2 import NetNS  # slow to import
+@contextmanager
+def inside(name: str) -> Iterator[None]:
+    """This thread in a named one: sockets opened and processes started here belong to it.
 
-    return NetNS(name, flags=0)
+    Without a process for each of them: pyroute2 forks all of the tests' memory, ``ip netns exec`` mounts ``/sys``.
+    """
+    enter = ctypes.CDLL(None, use_errno=True).setns
+    before = os.open(f"/proc/self/task/{threading.get_native_id()}/ns/net", os.O_RDONLY)
+    try:
+        number = os.open(f"/run/netns/{name}", os.O_RDONLY)
+        try:
+            assert enter(number, _NEW_NETWORK) == 0, os.strerror(ctypes.get_errno())
+        finally:
+            os.close(number)
+        try:
+            yield
+        finally:
+            assert enter(before, _NEW_NETWORK) == 0, os.strerror(ctypes.get_errno())
+    finally:
+        os.close(before)
+
+
+def library(name: str) -> Any:  # pyroute2 has no types
+    with inside(name):
+        return open_socket()
 
 
 def plain(name: str) -> socket.socket:
-    """A netlink socket: it belongs to the namespace of the thread that makes it."""
-    made: list[socket.socket] = []
-
-    def enter() -> None:
-        number = os.open(f"/run/netns/{name}", os.O_RDONLY)
-        try:
-            if ctypes.CDLL(None).setns(number, _NEW_NETWORK) == 0:
-                made.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0))
-        finally:
-            os.close(number)
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    return made[0]
+    """A netlink socket."""
+    with inside(name):
+        return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
 
 
 def pod_tc(name: str, direction: Direction = Direction.SENT) -> RealPodTc:

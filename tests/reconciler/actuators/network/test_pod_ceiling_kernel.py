@@ -2,9 +2,9 @@
 
 import contextlib
 import os
+import socket
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -33,7 +33,7 @@ from state.network import GATHER, RECEIVED_GATHER, RECEIVED_SHARE, SHARE, Direct
 from state.store import Store
 from tests.fakes.cables import FakeSpaces
 from tests.real_cgroups import mount_of, remove_tree
-from tests.reconciler.actuators.netns import ip, library, namespace, plain, pod_tc
+from tests.reconciler.actuators.netns import inside, ip, library, namespace, plain, pod_tc
 from tests.reconciler.actuators.network.test_actuator import FakeTc, Killed, situation
 from tests.reconciler.actuators.network.test_pod_ceiling import received_state
 from tests.reconciler.nodes import node, pod
@@ -83,29 +83,28 @@ class World:
         )
         return sent, received
 
-    def tc_command(self, *message: str) -> str:
-        done = subprocess.run(
-            ["ip", "netns", "exec", self.host, "tc", *message], capture_output=True, text=True, check=False
-        )
+    def tc_command(self, *message: str, lines: str | None = None) -> str:
+        with inside(self.host):
+            done = subprocess.run(["tc", *message], input=lines, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def link_state(self) -> str:
         """The cable's operational state, as the host sees it."""
-        message = ["ip", "-n", self.host, "-br", "link", "show", "veth-be"]
-        return subprocess.run(message, capture_output=True, text=True, check=True).stdout.split()[1]
+        with inside(self.host):
+            message = ["ip", "-br", "link", "show", "veth-be"]
+            return subprocess.run(message, capture_output=True, text=True, check=True).stdout.split()[1]
 
     def dump(self) -> str:
         """Everything of traffic control, and the devices."""
-        text = subprocess.run(["ip", "-n", self.host, "-br", "link"], capture_output=True, text=True, check=True).stdout
-        text += self.tc_command("qdisc", "show")
+        with inside(self.host):
+            text = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, check=True).stdout
+        shown = ["qdisc show"]
         for name in ("eth0", "veth-be", GATHER, RECEIVED_GATHER):
             if f"{name} " in text or f"{name}@" in text:
-                text += self.tc_command("class", "show", "dev", name)
-                text += self.tc_command("filter", "show", "dev", name)
-                text += self.tc_command("filter", "show", "dev", name, "ingress")
-                text += self.tc_command("filter", "show", "dev", name, "egress")
-        return text
+                filters = f"filter show dev {name}"
+                shown += [f"class show dev {name}", filters, f"{filters} ingress", f"{filters} egress"]
+        return text + self.tc_command("-batch", "-", lines="\n".join(shown) + "\n")
 
     @property
     def index(self) -> int:
@@ -359,14 +358,9 @@ def test_the_namespace_of_a_pod_is_that_of_its_pause_process(tmp_path: Path) -> 
 
 def deliver(world: World, count: int, address: str = "10.215.0.2") -> None:
     """So many packets of 1,000 bytes of payload for an address, the pod's, without an answer."""
-    program = (
-        "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); "
-        f"[s.sendto(bytes(1000), ('{address}', 9)) for _ in range({count})]"
-    )
-    done = subprocess.run(
-        ["ip", "netns", "exec", world.host, sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    with inside(world.host), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        for _ in range(count):
+            sender.sendto(bytes(1000), (address, 9))
 
 
 def connect(world: World) -> None:
@@ -383,14 +377,10 @@ def connect(world: World) -> None:
 
 def pod_received(world: World) -> int:
     """Packets, in the pod's own namespace."""
-    return int(
-        subprocess.run(
-            ["ip", "netns", "exec", world.pod, "cat", "/sys/class/net/eth0/statistics/rx_packets"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-    )
+    with inside(world.pod):
+        lines = Path("/proc/thread-self/net/dev").read_text().splitlines()
+    (counters,) = (line.split(":")[1].split() for line in lines if line.strip().startswith("eth0:"))
+    return int(counters[1])
 
 
 async def test_packets_to_a_pod_pass_our_device_once_and_then_the_qdisc_of_others(world: World) -> None:
