@@ -64,13 +64,17 @@ StartAgent = Callable[..., Agent]
 def agent(tmp_path: Path) -> Iterator[StartAgent]:
     """``agent(node, **sections)`` starts the daemon for a node and waits until it is ready. It is stopped afterwards.
 
-    ``ready=False`` does not wait; ``directory`` is where an earlier one of the same test had its store.
+    ``ready=False`` does not wait; ``directory`` is where an earlier one of the same test had its store;
+    ``forked=False``: with its imports (`tests.fakes.forkserver`).
     """
     started: list[Agent] = []
 
-    def start(node: Node, *, ready: bool = True, directory: str | None = None, **sections: object) -> Agent:
+    def start(
+        node: Node, *, ready: bool = True, directory: str | None = None, forked: bool = True, **sections: object
+    ) -> Agent:
         directory = directory or str(tmp_path / f"agent-{len(started)}")
         item = Agent(config_for(node, directory, **sections), directory)
+        item.forked = forked
         started.append(item)
         item.start()
         if ready:

@@ -102,7 +102,7 @@ def test_a_restarted_agent_adopts_what_is_in_force(
     original = snapshot(containerd_node)
     crunch = run_pod(best_effort("crunch"))
     directory = str(tmp_path / "agent")
-    first = agent(containerd_node, directory=directory)
+    first = agent(containerd_node, directory=directory, forked=False)
     eventually("the pod is confined", lambda: cpus(crunch["main"]) not in {"", "0-1"})
     in_force = cpus(crunch["main"])
     first.kill()

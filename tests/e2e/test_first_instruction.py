@@ -118,7 +118,7 @@ def test_settings_are_in_place_before_the_first_instruction_with_many_pods_prese
         [best_effort(f"be-{n}") if n % 2 else burstable(f"web-{n}") for n in range(PRESENT)], at_once=4
     )
     try:
-        daemon = agent(node)
+        daemon = agent(node, forked=False)
         missed: list[list[str]] = []
         times: list[float] = []
         for n in range(ALONE):
@@ -175,7 +175,7 @@ def test_settings_are_in_place_before_the_first_instruction_at_a_load_of_16(
     containerd_node: Node, agent: StartAgent, record_property: Property
 ) -> None:
     node = containerd_node
-    agent(node)
+    agent(node, forked=False)
     missed: list[list[str]] = []
     missed_at_once: list[list[str]] = []
     with Hogs(LOAD) as hogs:
@@ -199,7 +199,7 @@ def test_settings_are_in_place_before_the_first_instruction_at_a_load_of_16(
 def test_the_kernel_sees_every_write_of_the_agent_before_the_exec(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, tmp_path: Path
 ) -> None:
-    daemon = agent(containerd_node)
+    daemon = agent(containerd_node, forked=False)
     with trace.KernelTrace(str(tmp_path)) as recording:
         pods = [run_pod(be_pod(f"traced-{n}")) for n in range(10)]
         pids = [pod["main"].init_pid() for pod in pods]
