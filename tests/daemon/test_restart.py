@@ -96,9 +96,11 @@ def test_killed_at_any_moment_the_next_start_converges_and_restore_undoes_all(
             passing.append(node.add(shares=102))
             if len(passing) > 2:
                 node.remove(passing.pop(0))
+            time.sleep(0.01)
         item.kill()
         for pod in passing:
             node.remove(pod)
+    item.forked = True
     item.up()
     wait_for(lambda: in_force(node, pods), told=item.tail)
     item.kill()
