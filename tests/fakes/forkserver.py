@@ -191,8 +191,13 @@ def forked_daemon(arguments: Sequence[str], environment: Mapping[str, str], log:
     return _daemons().start(arguments, environment, log)
 
 
+def forked_program(arguments: Sequence[str], environment: Mapping[str, str], output: str) -> Forked:
+    """Start ``bypassctl``."""
+    return _programs().start(arguments, environment, output)
+
+
 def forked_control(arguments: Sequence[str], environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
-    """Run ``bypassctl``."""
+    """Run ``bypassctl`` to its end."""
     with tempfile.TemporaryDirectory(prefix="bypassd-") as place:
         process = _programs().start(arguments, environment, f"{place}/out", f"{place}/err")
         code = process.wait(_STARTED_S)

@@ -22,6 +22,8 @@ from reconciler.cli.prove import ProofState
 from reconciler.runtime.lock import InstanceLock
 from reconciler.runtime.trials import DIRECTORY, clean_left
 from state.store import Store, boot_id
+from tests.fakes.daemonprocess import environment
+from tests.fakes.forkserver import forked_program
 from tests.fakes.livenode import LiveNode
 from tests.reconciler.cli.conftest import Run
 
@@ -50,19 +52,21 @@ def left(hierarchy: Hierarchy) -> list[str]:
 def killed_run(state_directory: Path) -> list[int]:
     """A ``doctor --prove`` that was killed with processes in its groups, which have ended: their pids."""
     hierarchy = real_hierarchy()
-    command = [sys.executable, "-m", "reconciler.cli", "doctor", "--prove", "--store", f"{state_directory}/state.db"]
-    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL) as doctor:
-        try:
-            deadline = time.monotonic() + 60
-            pids: list[int] = []
-            while not pids and time.monotonic() < deadline:
-                for directory in left(hierarchy):
-                    pids = [int(pid) for pid in Path(directory, "cgroup.procs").read_text().split()] or pids
-            assert pids
-            assert clean_left(hierarchy, str(state_directory)) == ((), ())  # it runs: its lock is held
-            assert left(hierarchy)
-        finally:
-            doctor.send_signal(signal.SIGKILL)
+    words = ["doctor", "--prove", "--store", f"{state_directory}/state.db"]
+    doctor = forked_program(words, environment(), os.devnull)
+    try:
+        deadline = time.monotonic() + 60
+        pids: list[int] = []
+        while not pids and time.monotonic() < deadline:
+            time.sleep(0.005)
+            for directory in left(hierarchy):
+                pids = [int(pid) for pid in Path(directory, "cgroup.procs").read_text().split()] or pids
+        assert pids
+        assert clean_left(hierarchy, str(state_directory)) == ((), ())  # it runs: its lock is held
+        assert left(hierarchy)
+    finally:
+        doctor.kill()
+        doctor.wait(60)
     while not all(map(gone, pids)) and time.monotonic() < deadline:
         time.sleep(0.01)
     return pids
