@@ -36,6 +36,8 @@ FULL = bool(os.environ.get("BYPASSD_FULL"))
 that a busy neighbour delayed must not look like a broken promise."""
 PRESENT = 110 if FULL else 12
 ALONE = 100 if FULL else 10
+TOGETHER = 10
+"""So many of those that started one at a time are removed at once."""
 AT_ONCE = 15
 ROUNDS = 7 if FULL else 1
 IN_TIME_ALONE = 0.99 if FULL else 0.9
@@ -121,11 +123,13 @@ def test_settings_are_in_place_before_the_first_instruction_with_many_pods_prese
         daemon = agent(node, forked=False)
         missed: list[list[str]] = []
         times: list[float] = []
-        for n in range(ALONE):
-            pod = node.run_pod(be_pod(f"alone-{n}"))
-            missed.append(late(pod["main"].report()))
-            times.append(took_us(daemon, pod))
-            node.remove_pod(pod)
+        for batch in range(0, ALONE, TOGETHER):
+            pods = []
+            for n in range(batch, min(ALONE, batch + TOGETHER)):
+                pods.append(pod := node.run_pod(be_pod(f"alone-{n}")))
+                missed.append(late(pod["main"].report()))
+                times.append(took_us(daemon, pod))
+            node.remove_pods(pods)
         missed_at_once: list[list[str]] = []
         for n in range(ROUNDS):
             pods = node.run_pods([be_pod(f"at-once-{n}-{m}") for m in range(AT_ONCE)])
@@ -179,11 +183,13 @@ def test_settings_are_in_place_before_the_first_instruction_at_a_load_of_16(
     missed: list[list[str]] = []
     missed_at_once: list[list[str]] = []
     with Hogs(LOAD) as hogs:
-        for n in range(ALONE_LOADED):
-            pod = node.run_pod(be_pod(f"loaded-{n}"))
-            missed.append(late(pod["main"].report(within_s=60)))
+        for batch in range(0, ALONE_LOADED, TOGETHER):
+            pods = []
+            for n in range(batch, min(ALONE_LOADED, batch + TOGETHER)):
+                pods.append(pod := node.run_pod(be_pod(f"loaded-{n}")))
+                missed.append(late(pod["main"].report(within_s=60)))
             with hogs.paused():
-                node.remove_pod(pod)
+                node.remove_pods(pods)
         for n in range(ROUNDS):
             pods = node.run_pods([be_pod(f"loaded-{n}-{m}") for m in range(AT_ONCE_LOADED)])
             missed_at_once += [late(pod["main"].report(within_s=60)) for pod in pods]
