@@ -289,6 +289,7 @@ def theatre(scene: Scene, cgroup_root: str) -> Iterator[Theatre]:
             kubepods = node.cgroups.directory("memory", node.cgroups.group("kubepods"))
             write(kubepods, "memory.limit_in_bytes", PODS_BYTES)
         agent = BypassdProcess(node, cri_socket=None)
+        agent.forked = True
         agent.write_config(
             {
                 **configuration(node, agent.directory, cri_socket=None),

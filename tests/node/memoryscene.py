@@ -218,6 +218,7 @@ def scene(cgroup_root: str, *, agent: bool = True) -> Iterator[Scene]:
         )
         pods = {spec.name: node.run_pod(spec) for spec in specs}
         process = BypassdProcess(node, cri_socket=None)
+        process.forked = True
         process.write_config(
             {**configuration(node, process.directory, cri_socket=None), "policies": POLICIES, "constants": SOON}
         )

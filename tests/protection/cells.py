@@ -151,6 +151,8 @@ class Stage:
         self.client = client
         self.cpus = ALL - {client}
         self.generator, self.hogs = str(program("generator")), str(program("hogs"))
+        self.forked = False
+        """Whether a fork server starts the agent: see `tests.fakes.forkserver`."""
         self._agent: BypassdProcess | None = None
         self._law: Law | None = None
 
@@ -205,6 +207,7 @@ class Stage:
             self._quota(max(0.1, len(self.cpus) * FIXED_PERCENT / 100 - online_busy))
         if law.config is not None:
             agent = BypassdProcess(self.node, cri_socket=None)
+            agent.forked = self.forked
             given = dict(law.config)
             if self.client is not None:
                 # The kubelet's reservedSystemCPUs: no pod runs there.
