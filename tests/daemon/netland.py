@@ -228,13 +228,16 @@ class Netland:
     def traffic_control(self) -> Mapping[str, str]:
         """All there is of it in the host's namespace, by device; without counters and assigned numbers."""
         links = [line.split(": ")[1].split("@")[0] for line in self.run(self.host, "ip", "-o", "link").splitlines()]
-        row = (("qdisc",), ("class",), ("filter",), ("filter", "ingress"), ("filter", "egress"))
-        return {name: "".join(self._shown(name, *parts) for parts in row) for name in links}
+        return {name: self._shown(name) for name in links}
 
-    def _shown(self, name: str, what: str, *more: str) -> str:
-        # A device may go between being listed and being read.
-        command = [*self.inside(self.host), "tc", what, "show", "dev", name, *more]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    def _shown(self, name: str) -> str:
+        filters = f"filter show dev {name}"
+        lines = (f"qdisc show dev {name}", f"class show dev {name}", filters, f"{filters} ingress", f"{filters} egress")
+        # Forced, as a device may go between being listed and being read.
+        command = [*self.inside(self.host), "tc", "-force", "-batch", "-"]
+        return subprocess.run(
+            command, input="".join(f"{line}\n" for line in lines), capture_output=True, text=True, check=False
+        ).stdout
 
     def _asleep(self, *flags: str, box: Box | None = None) -> int:
         process = subprocess.Popen(["unshare", "--net", *flags, "sleep", "3600"])

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +11,6 @@ import pytest
 from state.network import BE_CLASS
 from tests.daemon.netland import Netland
 from tests.daemon.process import Daemon, wait_for
-from tests.fakes.daemonprocess import ROOT, environment
 from tests.fakes.node import DirectoryNode
 
 pytestmark = pytest.mark.quiet
@@ -34,7 +31,7 @@ def started(daemon: Make, land: Netland, **more: Any) -> Daemon:
     rule = {"name": "eth0", "link_mbit": LINK}
     policies = {"network": {"enabled": True, "interfaces": [rule], **more}}
     item = daemon(policies=policies, kubelet={"endpoint": "off"}, constants={"policies.network.interval_s": 0.1})
-    item.within = land.inside(land.host)
+    item.host = land.host
     return item
 
 
@@ -49,16 +46,9 @@ def risen(daemon: Daemon) -> bool:
     return bool(line.get("be_ceiling", 0) >= CEILING * 125_000)
 
 
-def restore(daemon: Daemon, land: Netland) -> str:
+def restore(daemon: Daemon) -> str:
     """``bypassctl restore`` while no daemon runs."""
-    done = subprocess.run(
-        [*land.inside(land.host), sys.executable, "-m", "reconciler.cli", "restore", "--config", daemon.config_file],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment(),
-        check=False,
-    )
+    done = daemon.control("restore")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -95,10 +85,10 @@ def test_be_pods_share_their_ceiling_and_online_pods_keep_theirs(
     assert held < 2 * FLOOR
     assert held < unheld
     assert land.traffic_control() != clean
-    said = restore(item, land)
+    said = restore(item)
     assert "bypassd-be" in said
     assert land.traffic_control() == clean
-    assert "nothing to restore" in restore(item, land)
+    assert "nothing to restore" in restore(item)
 
 
 def test_what_a_be_pod_receives_stays_below_its_ceiling(node: DirectoryNode, daemon: Make, land: Netland) -> None:
@@ -116,7 +106,7 @@ def test_what_a_be_pod_receives_stays_below_its_ceiling(node: DirectoryNode, dae
     assert FLOOR / 2 < limited < 1.1 * CEILING
     assert limited < without
     item.kill()
-    restore(item, land)
+    restore(item)
     assert land.traffic_control() == clean
 
 
@@ -184,5 +174,5 @@ def test_restore_after_a_kill_amid_it_all(node: DirectoryNode, daemon: Make, lan
     wait_for(lambda: delay_s == 0 or land.traffic_control() != clean, told=item.tail)
     time.sleep(delay_s)
     item.kill()
-    restore(item, land)
+    restore(item)
     assert land.traffic_control() == clean

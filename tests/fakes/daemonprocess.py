@@ -55,6 +55,8 @@ class DaemonProcess:
         self.http_socket = http_socket
         self.forked = False
         """Whether a fork server starts it: see `tests.fakes.forkserver`."""
+        self.host: int | None = None
+        """The process in whose network and mounts a forked one is; None: the test's."""
         self.within: tuple[str, ...] = ()
         """The command by which it is started: to be in other namespaces than the test is."""
         self.program: tuple[str, ...] = COMMAND
@@ -86,7 +88,7 @@ class DaemonProcess:
         if self.constants and ours:
             variables, command = {**variables, CONSTANTS: json.dumps(self.constants)}, WITH_CONSTANTS
         if self.forked and ours and not self.within:
-            self._process = forked_daemon(arguments, variables, self.log)
+            self._process = forked_daemon(arguments, variables, self.log, self.host)
             return
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
@@ -145,7 +147,7 @@ class DaemonProcess:
         """``bypassctl`` with this daemon's configuration."""
         words = [*arguments, "--config", self.config_file]
         if self.forked:
-            return forked_control(words, environment())
+            return forked_control(words, environment(), self.host)
         command = [*self.within, sys.executable, "-m", "reconciler.cli", *words]
         return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
 

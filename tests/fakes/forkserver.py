@@ -5,6 +5,7 @@ started anew but for its command line: with its own environment, standard files 
 """
 
 import atexit
+import ctypes
 import json
 import os
 import select
@@ -73,11 +74,16 @@ class ForkServer:
         self._process.wait()
 
     def start(
-        self, arguments: Sequence[str], environment: Mapping[str, str], output: str, errors: str | None = None
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        output: str,
+        errors: str | None = None,
+        host: int | None = None,
     ) -> Forked:
-        """Start one, whose output is added to a file, or to two."""
+        """Start one, whose output is added to a file, or to two, and in whose network and mounts it is."""
         files = [output, errors or output]
-        request = {"arguments": list(arguments), "environment": dict(environment), "files": files}
+        request = {"arguments": list(arguments), "environment": dict(environment), "files": files, "host": host}
         with self._lock:
             self._socket.sendall(json.dumps(request).encode() + b"\n")
             pid = None
@@ -155,6 +161,13 @@ def _become(request: dict[str, object], main: str) -> None:
         opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(opened, number)
         os.close(opened)
+    if (host := request["host"]) is not None:
+        entered = [os.open(f"/proc/{host}/ns/{name}", os.O_RDONLY) for name in ("net", "mnt")]
+        for opened in entered:
+            if ctypes.CDLL(None, use_errno=True).setns(opened, 0):
+                os._exit(ctypes.get_errno())
+            os.close(opened)
+        os.chdir(ROOT)
     os.environ.clear()
     os.environ.update(cast(dict[str, str], request["environment"]))
     module, _, function = main.partition(":")
@@ -184,11 +197,13 @@ def _programs() -> ForkServer:
     return ForkServer("reconciler.cli.main:main", {**os.environ, "PYTHONOPTIMIZE": "2"})
 
 
-def forked_daemon(arguments: Sequence[str], environment: Mapping[str, str], log: str) -> Forked:
+def forked_daemon(
+    arguments: Sequence[str], environment: Mapping[str, str], log: str, host: int | None = None
+) -> Forked:
     """Start ``bypassd``, optimised as its unit file has it. Its log is there at once, and appended to."""
     with open(log, "ab"):
         pass
-    return _daemons().start(arguments, environment, log)
+    return _daemons().start(arguments, environment, log, host=host)
 
 
 def forked_program(arguments: Sequence[str], environment: Mapping[str, str], output: str) -> Forked:
@@ -196,10 +211,12 @@ def forked_program(arguments: Sequence[str], environment: Mapping[str, str], out
     return _programs().start(arguments, environment, output)
 
 
-def forked_control(arguments: Sequence[str], environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+def forked_control(
+    arguments: Sequence[str], environment: Mapping[str, str], host: int | None = None
+) -> "subprocess.CompletedProcess[str]":
     """Run ``bypassctl`` to its end."""
     with tempfile.TemporaryDirectory(prefix="bypassd-") as place:
-        process = _programs().start(arguments, environment, f"{place}/out", f"{place}/err")
+        process = _programs().start(arguments, environment, f"{place}/out", f"{place}/err", host)
         code = process.wait(_STARTED_S)
         out, err = (Path(place, name).read_text(encoding="utf-8") for name in ("out", "err"))
         return subprocess.CompletedProcess(["bypassctl", *arguments], code, out, err)
