@@ -107,6 +107,7 @@ def scene(tick_s: float = TICK_S) -> Iterator[Scene]:
             )
             pods = {spec.name: node.run_pod(spec) for spec in specs}
             agent = BypassdProcess(node, cri_socket=None)
+            agent.forked = True
             agent.start()
             try:
                 agent.wait_ready()
