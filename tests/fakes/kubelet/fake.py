@@ -265,10 +265,7 @@ class FakeKubelet:
         self._bind_plugins()
 
     def begin_ticks(self, version: Version, *, tick_s: float = TICK_S) -> None:
-        """Reconcile from now on. ``tick_s``: the wait between the end of a round and the next.
-
-        Of a shorter wait than a kubelet's the round's work is a part: beside 10 s it is next to nothing.
-        """
+        """Reconcile from now on. ``tick_s``: the wait between the end of a round and the next."""
         self.version = version
         self._tick_s = tick_s
         self._qos_at = time.monotonic()
@@ -313,17 +310,14 @@ class FakeKubelet:
         return ids
 
     def _run(self) -> None:
-        work_s = 0.0
-        while not self._stopping.wait(self._tick_s - work_s):
-            began = time.monotonic()
-            self.rounds.append(began)
+        while not self._stopping.wait(self._tick_s):
+            self.rounds.append(time.monotonic())
             try:
                 self.tick()
                 if time.monotonic() - self._qos_at >= QOS_S:
                     self._write_weights()
             except Exception as exc:  # noqa: BLE001  (reported by the test or the demo that reads `failures`)
                 self.failures.append(f"kubelet: {exc}")
-            work_s = min(time.monotonic() - began, self._tick_s) if self._tick_s < TICK_S else 0.0
 
     def _assigned(self, pod: PodSpec, container: str, container_id: str) -> Assigned:
         exclusive = container in self.cpus.entries.get(pod.uid, {})
