@@ -4,7 +4,6 @@ The runtime's own files are read here; the other sources pass their readings to 
 the inventory. `view` makes the immutable `NodeView` of the moment. Nothing in here waits or writes.
 """
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from operator import is_
 from types import MappingProxyType
@@ -48,8 +47,6 @@ from state.topology import Topology
 
 _ARRIVALS_S: Final = 600.0
 """For so long a container's arrival is known: the longest time for which a policy may use it."""
-_OWN_S: Final = 0.25
-"""The event of an own reading may be handled this much later."""
 _COMMAND_S: Final = 60.0
 """How long a command is kept."""
 
@@ -151,7 +148,6 @@ class Inventory:
         self._facts: dict[str, ContainerInput] = {}
         self._bundles: dict[str, PodMeta] = {}
         self._owners: dict[str, str] = {}
-        self._read_at: dict[str, float] = {}
         self._inits: dict[str, InitProcess] = {}
         self._errors = errors if errors is not None else ObjectErrors()
         self._dirs: dict[str, PodDirs] = {}
@@ -223,7 +219,6 @@ class Inventory:
             self._bundles.pop(cid, None)
             self._owners.pop(cid, None)
             self._arrived.pop(cid, None)
-            self._read_at.pop(cid, None)
             self._inits.pop(cid, None)
             self._errors.passed(container_key(cid))
         if dirs is None:
@@ -284,8 +279,7 @@ class Inventory:
             self.take(commands={cid: then for cid, then in known.items() if cid != container_id})
             return container_id in known
         pod = self.pods.get(self._owners.get(container_id, ""))
-        # The opening of the record is the event: this inventory opens it, too.
-        if pod is None or pod.pod_class is not PodClass.RECLAIMED or at - self._read_at.get(container_id, 0.0) < _OWN_S:
+        if pod is None or pod.pod_class is not PodClass.RECLAIMED:
             return False
         kept = {cid: then for cid, then in self._readings.commands.items() if at - then < _COMMAND_S}
         self.take(commands=kept | {container_id: at})
@@ -396,7 +390,6 @@ class Inventory:
                 container_input = replace(container_input, kind=known.kind, name=known.name, spec=known.spec)
         try:
             if (path := self._runtime.state_file(cid)) is not None:
-                self._read_at[cid] = time.monotonic()
                 record = read_record(path)
                 if record.init is not None:
                     self._inits[cid] = record.init

@@ -132,16 +132,15 @@ async def test_without_the_reclaimed_policy_a_request_still_yields_to_an_online_
     assert seen == ["8192", "2"]
 
 
-def test_an_own_reading_of_the_runtimes_file_is_no_command(
-    node: LiveNode, agent: Agent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_right_after_a_start_counts(node: LiveNode, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a postStart hook or a first probe. Own readings are none: tests/daemon/test_runtime_commands.py."""
     # The pass takes no time, however busy the machine is.
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     trio.run(node.look, agent)
     view = agent.control.reconciler.view
     assert view is not None
-    assert not agent.control.inventory.command(container_id(BATCH), view.now), "it was read in this pass"
-    assert agent.control.inventory.command(container_id(BATCH), view.now + 1.0)
+    assert agent.control.inventory.command(container_id(BATCH), view.now)
+    assert agent.control.inventory.readings.commands == {container_id(BATCH): view.now}
 
 
 @pytest.mark.parametrize(
