@@ -11,7 +11,7 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -36,8 +36,6 @@ AT_FLOOR = {"policies": {"reclaimed": {"budget": {"limit_percent": 1}}}}
 """The law's target is then below its floor, whatever the machine's load."""
 FLOOR_US = "10000"
 FACTOR = 2.0
-SETTLED_S = 0.5
-"""From one act to the next while the agent runs: what the first had beside the budget is over."""
 PACE_S = 6.0 if FULL else 0.0
 """Between two pods while the agent runs: a start, a probe and a removal have the allowance for some 0.8 s together, and
 it may last a tenth of the time. So the long form takes half an hour."""
@@ -67,17 +65,25 @@ def probe(node: Node, container: Running) -> float:
     return time.monotonic() - began
 
 
+def at_floor(node: Node) -> None:
+    """Wait until what an act had beside the budget is over."""
+    eventually("BE is at its floor", lambda: besteffort_quota(node) == FLOOR_US)
+
+
 def lives(
-    node: Node, count: int, *, settled_s: float = 0.0, pace_s: float = 0.0
+    node: Node, count: int, *, settled: Callable[[Node], object] = id, pace_s: float = 0.0
 ) -> Iterator[tuple[float, float, float]]:
-    """Seconds from the first call to the runtime to the first instruction, of a probe, and of the removal of pods."""
+    """Seconds from the first call to the runtime to the first instruction, of a probe, and of the removal of pods.
+
+    ``settled`` waits from one act to the next.
+    """
     for number in range(count):
         began = time.monotonic()
         pod = node.run_pod(best_effort(f"plain-{number}"))
         first = pod["main"].report(within_s=SLOW_S).first_ns / 1e9
-        time.sleep(settled_s)
+        settled(node)
         answered = probe(node, pod["main"])
-        time.sleep(settled_s)
+        settled(node)
         ending = time.monotonic()
         node.remove_pod(pod)
         yield first - began, answered, time.monotonic() - ending
@@ -91,9 +97,9 @@ def test_plain_be_pods_start_answer_and_end_beside_burners_at_the_floor(
         run_pod(burner(f"burner-{number}"))
     without = list(lives(containerd_node, STARTS // 2))
     daemon = agent(containerd_node, **AT_FLOOR)
-    eventually("BE is at its floor", lambda: besteffort_quota(containerd_node) == FLOOR_US)
-    beside = list(lives(containerd_node, STARTS, settled_s=SETTLED_S, pace_s=PACE_S))
-    eventually("BE is at its floor again", lambda: besteffort_quota(containerd_node) == FLOOR_US)
+    at_floor(containerd_node)
+    beside = list(lives(containerd_node, STARTS, settled=at_floor, pace_s=PACE_S))
+    at_floor(containerd_node)
     assert daemon.stop() == 0
     without += lives(containerd_node, STARTS // 2)
     for what, index in (("start", 0), ("probe", 1), ("removal", 2)):
