@@ -74,7 +74,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
     for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
-    yield from comments(path, FORBIDDEN.search)
+    yield from comments(path)
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -98,7 +98,7 @@ def test_the_docstrings_and_comments_of_tests_use_technical_words() -> None:
         f"{path.relative_to(ROOT)}:{line}: {match[0]!r}"
         for path in modules
         if LITERARY.search(path.read_text(encoding="utf-8"))
-        for line, text in (*module(path).docstrings, *comments(path, LITERARY.search))
+        for line, text in (*module(path).docstrings, *comments(path))
         for match in LITERARY.finditer(re.sub(r"``[^`]*``|`[^`]*`", "", text))
     ]
     assert hits == []

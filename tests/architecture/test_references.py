@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.sourcetrees import ROOT, comments, module
+from tests.sourcetrees import ROOT, comments, defines, literals, module, product
 
 PACKAGES: Final = ("cgroupfs", "resctrl", "state", "reconciler", "tests")
 FOLDERS: Final = ("cgroupfs", "resctrl", "state", "reconciler", "tests", "deploy")
@@ -27,6 +27,8 @@ OTHERS: Final = {*dir(builtins), "PATH"}
 _NAME: Final = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\(\))?`(?!`)")
 _MODULE: Final = re.compile(rf"(?<![\w./-])((?:{'|'.join(PACKAGES)})(?:\.[A-Za-z_]\w*)+)(?![\w/])")
 _FILE: Final = re.compile(rf"(?<![\w./-])((?:{'|'.join((*FOLDERS, *ROOMS))})/(?:[\w-]+/)*\w+\.py)\b")
+_IMPORT: Final = re.compile(r"^[ \t]*(?:import|from) +(\w+)", re.MULTILINE)
+_CLASS: Final = re.compile(r"^class (\w+)", re.MULTILINE)
 _SUFFIXES: Final = ("json", "db", "md", "py", "yaml", "writes")
 """``state.json`` is a file, and a package has no such module."""
 
@@ -59,13 +61,35 @@ def by_name() -> dict[str, tuple[Path, ...]]:
 
 @cache
 def everything() -> frozenset[str]:
-    return frozenset(by_name()).union(*(module(path).every for path in sources()))
+    """All names of the product, and of the tests those of modules."""
+    return frozenset(by_name()).union(*(defines(path) for path in product()))
 
 
 @cache
-def libraries() -> frozenset[str]:
-    """The first words of what is imported from elsewhere."""
-    return frozenset().union(*(module(path).imports for path in sources())) - set(PACKAGES)
+def _texts() -> tuple[tuple[Path, str], ...]:
+    return tuple((path, path.read_text(encoding="utf-8")) for path in sources())
+
+
+@cache
+def known(name: str) -> bool:
+    """Whether any module defines it: of the tests those are taken apart that have the word, until one does."""
+    return name in everything() or any(name in text and name in defines(path) for path, text in _texts())
+
+
+@cache
+def importers() -> dict[str, list[Path]]:
+    """By the first word of an import, or of a line of text that begins as one: the modules that have it."""
+    modules: dict[str, list[Path]] = {}
+    for path, text in _texts():
+        for word in set(_IMPORT.findall(text)):
+            modules.setdefault(word, []).append(path)
+    return modules
+
+
+@cache
+def is_library(word: str) -> bool:
+    """Whether it is the first word of what is imported from elsewhere."""
+    return word not in PACKAGES and any(word in module(path).imports for path in importers().get(word, ()))
 
 
 def dotted(path: Path) -> tuple[str, ...]:
@@ -76,7 +100,7 @@ def dotted(path: Path) -> tuple[str, ...]:
 def exists(name: str) -> bool:
     """A module by a whole name or the end of it, perhaps with a name in it; a class with a field; any name of ours."""
     parts = tuple(name.split("."))
-    if parts[0] in OTHERS or parts[0] in libraries():
+    if parts[0] in OTHERS or is_library(parts[0]):
         return True
     for length in range(len(parts), 0, -1):
         rest = parts[length:]
@@ -87,32 +111,41 @@ def exists(name: str) -> bool:
 
 
 @cache
-def classes() -> dict[str, tuple[Path, ...]]:
-    """The modules that have a class of a name."""
-    homes: dict[str, tuple[Path, ...]] = {}
-    for path in sources():
-        for name in module(path).classes:
-            homes[name] = (*homes.get(name, ()), path)
-    return homes
+def _class_lines() -> dict[str, list[Path]]:
+    """By the name in a line that begins a class, or in a line of text that looks so: the modules that have it."""
+    modules: dict[str, list[Path]] = {}
+    for path, text in _texts():
+        for name in _CLASS.findall(text):
+            modules.setdefault(name, []).append(path)
+    return modules
+
+
+@cache
+def homes_of(name: str) -> tuple[Path, ...]:
+    """The modules that have a class of this name."""
+    return tuple(path for path in _class_lines().get(name, ()) if name in module(path).classes)
 
 
 def _within(parts: tuple[str, ...]) -> bool:
     """Whether these are names that follow each other; of a class of ours, in the module that has it."""
-    if not set(parts) <= everything():
+    if not all(map(known, parts)):
         return False
-    homes = classes().get(parts[0], ())
-    return len(parts) < 2 or not homes or any(parts[1] in module(path).every for path in homes)
+    homes = homes_of(parts[0]) if len(parts) > 1 else ()
+    return not homes or any(parts[1] in defines(path) for path in homes)
 
 
 def written(path: Path) -> Iterator[Place]:
     """The comments and docstrings of a source, each line by itself."""
-    yield from (Place(path, line, text) for line, text in comments(path, _may_name))
+    # Most modules of the tests name nothing: these are not parsed.
+    if not any(_may_name(text) for _, text in literals(path)):
+        return
+    yield from (Place(path, line, text) for line, text in comments(path))
     for start, text in module(path).texts:
         yield from (Place(path, start + number, line) for number, line in enumerate(text.splitlines()))
 
 
 def _may_name(text: str) -> bool:
-    """Whether it names something, if it is a comment."""
+    """Whether a comment or string names something."""
     return any(pattern.search(text) for pattern in (_NAME, _MODULE, _FILE))
 
 
