@@ -176,7 +176,7 @@ def comments(path: Path) -> tuple[tuple[int, str], ...]:
     return tuple((line, text) for line, text in literals(path) if text[0] == "#")
 
 
-# A number sign in a string begins no comment. The same as by `tokenize`, at a tenth of its time: no literal of this
+# A number sign in a string begins no comment. The same as by ``tokenize``, at a tenth of its time: no literal of this
 # Python has its own quotes inside (those of f-strings may, from 3.12 on).
 _STRING_OR_COMMENT: Final = re.compile(
     r'''"""(?:[^\\]|\\.)*?"""|\'\'\'(?:[^\\]|\\.)*?\'\'\'|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|#[^\n]*''', re.DOTALL
