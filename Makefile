@@ -1,6 +1,8 @@
 # The two commands are `make run` and `make test`; both do all their set-up themselves.
 SHELL := /bin/bash
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# Debian's own first: it is optimized by profiles, and twice as fast as one that a version manager has compiled without.
+PYTHON ?= $(shell for each in /usr/bin/python3.11 python3.11 python3; do \
+	$$each -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$each && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := cgroupfs resctrl state reconciler tests
