@@ -51,12 +51,13 @@ _FORMS: Final = (
     re.compile(r"(?i)(?<=bearer )[\w.~+/=-]{8,}"),
     re.compile(r"(?i)(?<=basic )[\w+/=-]{8,}"),
 )
-_URL: Final = re.compile(r"(?<=://)([^\s?#\"'<>:]*+(?::[^\s?#\"'<>:/]*+)?(?:/[^\s?#\"'<>:]*+)?+)[?#][^\s\"'<>]++")
+_URL: Final = re.compile(r"(?<=://)([^\s?#\"'<>:]*+(?::[^\s?#\"'<>:/]*+)?(?>(?:/[^\s?#\"'<>:]*+)?))[?#][^\s\"'<>]++")
 _QUERY: Final = re.compile(r"\?[\w.%-]++=[^\s\"'<>]*+")
-# Nothing is tried twice (possessive): a word of names without a value takes its length, not its square.
+# Nothing is tried twice (possessive, or atomic as in `pod_list`): a word of names without a value takes its length, not
+# its square.
 _NAME: Final = re.compile(r"(?<![\w.-])([\w.-]++)\\*+[\"']?+\s*+[=:]\s*+")
 _VALUE: Final = re.compile(
-    r"(?!(?:true|false|null)\b)(?:\\++\"[^\"]*+\"?+|\"(?:[^\"\\]|\\.)*+\"?+|'[^']*+'?+|\[[^\]]*+\]?+|\{[^}]*+\}?+|[^\s,;&]++)",
+    r"(?!(?:true|false|null)\b)(?:\\++\"[^\"]*+\"?+|\"(?:[^\"\\]|(?=\\.)\\.)*+\"?+|'[^']*+'?+|\[[^\]]*+\]?+|\{[^}]*+\}?+|[^\s,;&]++)",
     re.DOTALL,
 )
 _SECRET_WORD: Final = re.compile(
@@ -74,7 +75,7 @@ _RANDOM: Final = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[A-Za-z0-9+/_=.~-]
 # generated keys of 32 characters one has nothing else. A value with digits needs a dash or a dot between the words.
 _WORDS: Final = re.compile(
     r"(?=[^-.]*[-.]|\D*\Z)"
-    r"(?:[+/_=.~-]|(?:[a-z0-9]++|[A-Z0-9]{1,16}+|[a-z]*+(?:[A-Z][a-z]++\d*+)++)(?![A-Za-z0-9]))*+"
+    r"(?>(?:[+/_=.~-]|(?:[a-z0-9]++|[A-Z0-9]{1,16}+|[a-z]*+(?>(?:[A-Z][a-z]++\d*+)+))(?![A-Za-z0-9]))*)"
 )
 _STR: Final = "tag:yaml.org,2002:str"
 _PLAIN_WORDS: Final = frozenset({"", "~", "null", "Null", "NULL", "true", "True", "false", "False"})

@@ -23,11 +23,13 @@ _MATCHER: Final = re.compile(
     r"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*(?:\"((?:\\.|[^\"\\])*)\"|'((?:\\.|[^'\\])*)')\s*(?:,|$)", re.DOTALL
 )
 _SAMPLE: Final = re.compile(
-    # Possessive: no position of an untrusted text is scanned twice.
+    # Possessive or atomic, as in `pod_list`: no position of an untrusted text is scanned twice.
     rb"[ \t]*+([a-zA-Z_:][a-zA-Z0-9_:]*+)[ \t]*+"
-    rb"(?:\{((?:[^\"{}]++|\"(?:[^\"\\]++|\\.)*+\")*+)\}[ \t]*+)?+([^ \t#]++)"
+    rb"(?>(?:\{((?>(?:[^\"{}]++|\"(?:[^\"\\]++|(?=\\.)\\.)*+\")*))\}[ \t]*+)?)([^ \t#]++)"
 )
-_LABEL: Final = re.compile(r"\s*+([a-zA-Z_][a-zA-Z0-9_]*+)\s*+=\s*+\"((?:[^\"\\]++|\\.)*+)\"\s*+(?:,|$)", re.DOTALL)
+_LABEL: Final = re.compile(
+    r"\s*+([a-zA-Z_][a-zA-Z0-9_]*+)\s*+=\s*+\"((?:[^\"\\]++|(?=\\.)\\.)*+)\"\s*+(?:,|$)", re.DOTALL
+)
 LONGEST_LINE: Final = 16 * 1024
 """Bytes of a line that is wanted; one of another metric may have any length."""
 MOST_SERIES: Final = 10_000

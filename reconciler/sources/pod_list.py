@@ -65,10 +65,12 @@ _BALANCED: Final = tuple(b"{" * depth + b"}" * depth for depth in (1, 1, 16, 8, 
 _AS_STEPS: Final = bytes.maketrans(b"{}", b"\x01\xff")
 """An opening bracket as 1 and a closing one as -1, in bytes with a sign."""
 
-# Possessive throughout: no position of the text is scanned twice.
-_STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_TO_BRACKET_OR_COMMA: Final = re.compile(rb'[^",{}\[\]]*+(?:' + _STRING + rb'[^",{}\[\]]*+)*+', re.DOTALL)
-_REST_OF_STRING: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+# Possessive or atomic throughout: no position of the text is scanned twice. Up to Python 3.11.4 (Debian 12: 3.11.2) the
+# possessive repetition of a group keeps what a last, failed turn has passed (gh-106052): a group either fails before it
+# has passed anything, or is repeated in an atomic one.
+_STRING: Final = rb'"[^"\\]*+(?:(?=\\.)\\.[^"\\]*+)*+"'
+_TO_BRACKET_OR_COMMA: Final = re.compile(rb'[^",{}\[\]]*+(?>(?:' + _STRING + rb'[^",{}\[\]]*+)*)', re.DOTALL)
+_REST_OF_STRING: Final = re.compile(rb'[^"\\]*+(?:(?=\\.)\\.[^"\\]*+)*+', re.DOTALL)
 _ITEMS: Final = re.compile(rb'"items"\s*:\s*\Z')
 _METADATA: Final = re.compile(rb'\s*\{\s*(?:"(?:kind|apiVersion)"\s*:\s*"\w*"\s*,\s*){0,2}"metadata"\s*:\s*(?=\{)')
 _UID: Final = re.compile(rb'"uid"\s*:\s*"([A-Za-z0-9-]{1,64})"')
