@@ -69,7 +69,7 @@ class ForkServer:
         atexit.register(self.end)
 
     def end(self) -> None:
-        """End the server; its processes live on."""
+        """End the server, and what it has started and still runs."""
         self._socket.close()
         self._process.wait()
 
@@ -126,8 +126,18 @@ class ForkServer:
 
 
 def _serve(requests: socket.socket, main: str) -> None:
-    """Fork at each request, and tell of each end, until the other side closes."""
+    """Fork at each request, and tell of each end, until the other side closes; what still runs is killed then."""
     running: dict[int, int] = {}
+    try:
+        _fork_on_request(requests, main, running)
+    finally:
+        # Also where the tests were aborted: a daemon that lives on keeps those of later tests out of its group.
+        for pid in running.values():
+            os.kill(pid, signal.SIGKILL)
+
+
+def _fork_on_request(requests: socket.socket, main: str, running: dict[int, int]) -> None:
+    """``running``: the processes by pidfd."""
     buffer = b""
     while True:
         watched: list[socket.socket | int] = [requests, *running]
