@@ -124,7 +124,11 @@ def test_followed_events_are_those_of_a_pod_that_comes_and_goes_each_once_over_a
         assert item.stop() == 0
         item.up()
         second = node.add("second", namespace="ci")
-        wait_for(lambda: any(event["pod"] == "ci/second" for event in events()), told=item.tail)
+        # An event comes some time after the write that it is about.
+        wait_for(
+            lambda: any(event["file"] == "cpuset.cpus" and event["path"] == second.main.group for event in events()),
+            told=item.tail,
+        )
         wait_for(lambda: bounded(node, second.main), told=item.tail)
     rows = events()
     numbers = [event["number"] for event in rows]
