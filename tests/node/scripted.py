@@ -117,7 +117,14 @@ class ScriptedNode(Node):
         )
         with open(f"{directory}/config.json", "w", encoding="utf-8") as file:
             json.dump(config, file)
-        self._runc("run", directory, cid)
+        try:
+            self._runc("run", directory, cid)
+        except KeyboardInterrupt:
+            # What runs by then is in no list of containers, and the removal of its pod would wait for its end.
+            self._end(self.cgroups.container_group(pod, cid))
+            with contextlib.suppress(RuntimeFailed):
+                self._runc("delete", directory, cid)
+            raise
 
     def _update(self, pod: PodSpec, spec: ContainerSpec, container: str) -> None:
         path = f"{self.directory}/update-{container}.json"
