@@ -19,6 +19,8 @@ from tests.fakes.web import FakeControl, FakeShown
 LIVES: Final = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 """The last request of a connection: a server that is up answers 200."""
 NO_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+# The server may end an idle connection in the moment in which its client uses it again.
+ANEW: Final = httpx2.Limits(max_keepalive_connections=0)
 
 
 class Site:
@@ -30,8 +32,8 @@ class Site:
         self.shown = shown or FakeShown()
         self.control = FakeControl()
         # To load the machine's authorities for each would be half of these tests' work.
-        self.tcp = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=NO_TLS)
-        transport = httpx2.AsyncHTTPTransport(uds=path, verify=NO_TLS)
+        self.tcp = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=NO_TLS, limits=ANEW)
+        transport = httpx2.AsyncHTTPTransport(uds=path, verify=NO_TLS, limits=ANEW)
         self.unix = httpx2.AsyncClient(transport=transport, base_url="http://bypassd")
 
     async def metric(self, name: str) -> float:
