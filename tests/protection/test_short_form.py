@@ -19,6 +19,8 @@ from tests.protection.services import SERVICES
 
 REDIS = SERVICES["redis"]
 RATE = 2000.0
+BUSY = 0.8
+"""Of the machine's CPUs, beside a server that needs 0.3 of them."""
 
 pytestmark = [
     pytest.mark.kernel,
@@ -66,7 +68,10 @@ def test_a_server_beside_be_work_under_three_laws_gives_a_line_for_each(tmp_path
         assert cell.unanswered == 0
         assert 0 < cell.p50 <= cell.p99 <= cell.p999 <= cell.worst
     assert alone.work == 0
-    assert all(cell.work > 0 for cell in cells)
     lines = [msgspec.json.decode(encoded(cell)) for cell in (alone, *cells)]
     assert [one.law for one in outcomes(lines)] == ["kubernetes", "fixed", "full"]
     assert msgspec.convert(lines[0], Cell) == alone
+    if alone.busy > BUSY:
+        # Nothing is left for BE work under a law that gives it what others leave.
+        pytest.skip("BE WORK NOT TESTED: other work keeps this machine's CPUs busy")
+    assert all(cell.work > 0 for cell in cells)
