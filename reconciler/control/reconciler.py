@@ -547,9 +547,10 @@ class Reconciler:
         settings, self.refusals[""] = plan_parents(view, plan, self.policies)
         wanted = _by_group(settings)
         # Also those with a value that no policy wants any more, which is restored: of kubepods, of QoS directories, and
-        # of groups beside kubepods (node_daemons).
+        # of groups beside kubepods (node_daemons). One that was only shown has no row.
         levels = ("/", view.besteffort, view.burstable)
-        paths = {*wanted, *(path for path in self._ledger.groups() if path in levels or path.count("/") == 1)}
+        paths = {*wanted, *self.wanted.get("", {})}
+        paths |= {path for path in self._ledger.groups() if path in levels or path.count("/") == 1}
         self.wanted[""] = wanted
         targets = []
         for path in sorted(paths):
@@ -557,6 +558,8 @@ class Reconciler:
                 group = GroupRef(path=path, inode=self._inode(path))
                 if group.inode:
                     targets.append(GroupTarget(group=group, settings=wanted.get(path, {})))
+                else:
+                    self.actuator.forget(path)
         return targets
 
     def _plan_pod(

@@ -6,17 +6,22 @@ from unittest.mock import patch
 
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import SourceError
 from reconciler.actuators.cgroup.conflict import WriteAttribution
+from reconciler.config.model import AgentMode
 from reconciler.control import reconciler as module
 from reconciler.control.planner import plan_node
 from reconciler.daemon.agent import Agent
+from reconciler.policies.node_daemons import NodeDaemonsConfig
 from reconciler.runtime.workqueue import NODE, TICK, DirtyBatch, container_key, files_key, pod_key
 from reconciler.sources.runtime_signal import RuntimeEvent
 from reconciler.sources.tree import TreeSource
+from state.daemons import DaemonGroup, Daemons
+from state.setting_state import SettingState
 from tests.fakes.kubelet.cpu_manager import checkpoint
 from tests.fakes.livenode import BATCH, BOX, PINNED, LiveNode, container_id, group
 from tests.fakes.report import status_report
@@ -168,3 +173,33 @@ async def test_what_bounds_a_pod_made_again_under_its_uid_is_read_before_it_is_p
         assert view.actual.get((group(BATCH), "cpu.set")) == CpuSet.parse("0,5")
         (refusal,) = agent.control.reconciler.refusals[BATCH]
         assert refusal.reason.endswith("has only CPU 0,5: of 5-6, CPU 5 is set")
+
+
+async def test_a_setting_above_the_pods_that_was_only_shown_is_no_more_once_no_policy_wants_it(live: LiveNode) -> None:
+    config = replace(live.by_quota(), mode=AgentMode.OBSERVE)
+    async with live.looked(config) as agent:
+        statuses = agent.writes.judge.statuses
+        shown = statuses.get(("/kubepods/besteffort", "cpu.quota"))
+        assert shown is not None
+        assert shown.state is SettingState.WOULD_WRITE
+        reclaimed = replace(config.policies.reclaimed, enabled=False)
+        agent.control.reconciler.use(replace(config.policies, reclaimed=reclaimed))
+        await live.look(agent)
+        assert statuses.get(("/kubepods/besteffort", "cpu.quota")) is None
+
+
+async def test_nothing_is_kept_of_a_group_beside_the_pods_that_was_removed(live: LiveNode) -> None:
+    """systemd removes a slice with its last service or session."""
+    slices = {"/system.slice": DaemonGroup(original=1024, wanted=100)}
+    live.kernel.make_group("/system.slice")
+    policies = replace(live.config.policies, node_daemons=NodeDaemonsConfig(enabled=True))
+    with live.agent(replace(live.config, policies=policies)) as agent:
+        worker, judge = agent.control.reconciler, agent.writes.judge
+        agent.control.inventory.take(daemons=Daemons(groups=slices))
+        await live.look(agent)
+        assert judge.statuses.get(("/system.slice", "cpu.weight")) is not None
+        live.kernel.remove_group("/system.slice")
+        agent.control.inventory.take(daemons=Daemons())
+        await worker.reconcile(DirtyBatch(frozenset({NODE}), ()))
+        assert "/system.slice" not in {*judge.statuses.by_group, *agent.record.ledger.groups()}
+        assert ("/system.slice", "cpu.weight") not in judge.control_files.actual
