@@ -307,10 +307,11 @@ class PeriodicActuator(AuxiliaryActuator):
         """A reconciliation is over. Only another relevant part wakes a sweep."""
         before, relevant = self._worker.situation, self._relevant
         changed = before is None or relevant is None or relevant(before) != relevant(situation)
-        self._worker.planned(situation, wake=changed and self._concerns(situation))
+        # What is shown ends with the sweep that finds it unwanted.
+        self._worker.planned(situation, wake=changed and (bool(self._statuses) or self._concerns(situation)))
 
     def _concerns(self, situation: PlanSnapshot) -> bool:
-        """Whether a change of this situation needs a sweep at once."""
+        """Whether a change of this situation needs a sweep at once, also where nothing is shown."""
         del situation
         return True
 

@@ -196,8 +196,7 @@ class NetworkLoop(PeriodicActuator):
         """Redirect packets of pods, in one direction, or stop that. Errors: `SourceError`, `StoreError`."""
         by, sent = wish.pods_by, pods is self._pods
         if not by or not (sent or wish.receive):
-            if enforce:
-                await pods.end()
+            await pods.end(enforce=enforce)
             return
         _, bounds, unknown = await self._known(next(request for request in wish.interfaces if request.name == by))
         line = self.lines.get(by, LinkState()) if sent else self.received

@@ -95,7 +95,7 @@ class CoreSched(PeriodicActuator):
     # The interface of an auxiliary actuator
 
     def _concerns(self, situation: PlanSnapshot) -> bool:
-        return bool(situation.plan.cookies is not None or self._ours or self._unable or self._statuses)
+        return bool(situation.plan.cookies is not None or self._ours or self._unable)
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Clear our cookies; from every thread of the machine, or from those of one pod."""

@@ -305,11 +305,11 @@ class PodCeiling:
             for uid, (state, message) in steps.states.items()
         }
 
-    async def end(self) -> None:
-        """The feature is off: remove everything."""
+    async def end(self, *, enforce: bool) -> None:
+        """The feature is off: show nothing more and (``enforce``) remove everything."""
         self.statuses, self.in_host = {}, 0
         self.forget_rates()
-        if not self._own:
+        if not (enforce and self._own):
             self.problem = ""
             return
         done, left = await self._worker.work(partial(undo_pods, self._tc, self._rows.now))

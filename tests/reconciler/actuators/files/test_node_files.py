@@ -322,6 +322,19 @@ async def test_it_acts_when_its_wish_changes_and_each_minute(
     assert "another program" in side.problems()[0]
 
 
+async def test_what_was_only_shown_is_no_more_at_once_when_it_is_switched_off(
+    make: Make, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    side = make()
+    await nursery.start(side.run)
+    side.planned(situation(enforce=False))
+    await trio.sleep(1)
+    assert side.statuses
+    side.planned(situation(OFF, enforce=False))
+    await trio.sleep(1)
+    assert not side.statuses
+
+
 @pytest.mark.parametrize("name", [".tmp.w.file", "../w", "vm/../../w", "w", ""])
 async def test_a_row_with_a_name_of_its_own_is_never_a_path(
     kernel: Kernel, make: Make, store: Store, tmp_path: Path, name: str

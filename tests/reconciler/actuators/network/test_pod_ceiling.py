@@ -474,6 +474,19 @@ async def test_observe_mode_reports_the_limit_and_changes_nothing(world: World) 
     assert received_state(world.network) == "would limit what BE pods receive to 1250000 to 5000000 bytes/s"
 
 
+@pytest.mark.parametrize("dry_run", [False, True], ids=["observe", "dry run"])
+async def test_what_was_only_shown_is_no_more_once_it_is_switched_off(world: World, *, dry_run: bool) -> None:
+    shown = replace(RECEIVE, dry_run=dry_run)
+    await world.round(wish=shown, enforce=dry_run)
+    await world.round(wish=replace(shown, receive=False), enforce=dry_run)
+    knobs = {knob for statuses in world.network.statuses.values() for knob in statuses}
+    assert knobs == {SHARE}
+    await world.round(wish=None, enforce=dry_run)
+    assert not any(world.network.statuses.values())
+    await world.round(wish=shown, enforce=dry_run)
+    assert world.state("be")[0] == "would write"
+
+
 async def test_received_packets_that_pass_by_our_filter_are_reported(world: World) -> None:
     await world.round(wish=RECEIVE)
     await world.round(wish=RECEIVE, seconds=40)
