@@ -120,6 +120,7 @@ class MemoryReclaimLoop(AuxiliaryActuator):
         missing = missing_bytes(zones, self._short) if wish.relieve else {}
         if not (missing or wish.probe):
             # Nothing would be done, whatever the containers have.
+            self._actuator.problems.pop("pressure", None)
             return
         groups = await self._actuator.read(situation, wish, by_node=bool(missing) and len(zones) > 1)
         relief = relieve(groups, self._tried, missing, wish, version=self._actuator.version)

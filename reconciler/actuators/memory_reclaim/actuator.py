@@ -66,6 +66,8 @@ class ReclaimActuator:
         self._files = files
         self._clock = clock
         self._lane = trio.CapacityLimiter(1)
+        self._unmeasured = ""
+        """Why the pressure of a container could not be read."""
         self._has_swappiness = True
         """False after the kernel has refused it once. Used in the actuator's thread only."""
 
@@ -88,6 +90,11 @@ class ReclaimActuator:
             if self._clock() - since > _SLICE_S:
                 await trio.lowlevel.checkpoint()
                 since = self._clock()
+        if request.probe and group_memories and all(memory.stalled_us is None for memory in group_memories):
+            why = f"no memory pressure per container, proactive reclaim is off: {self._unmeasured}"
+            self.problems["pressure"] = why
+        else:
+            self.problems.pop("pressure", None)
         return group_memories
 
     def _memory_of(self, pod: Pod, container: Container, *, probing: bool, by_node: bool) -> GroupMemory | None:
@@ -96,6 +103,8 @@ class ReclaimActuator:
         directory = self._hierarchy.directory("memory", path)
         prefix, used = ("total_", "memory.usage_in_bytes") if self.version == 1 else ("", "memory.current")
         mapped_name = "total_mapped_file" if self.version == 1 else "file_mapped"
+        # First: of a container that ends meanwhile the files below are not there either.
+        stalled_us = self._stalled_us(path) if probing else None
         try:
             if container.group.inode and self._files.inode(self._hierarchy.trigger_directory(path)) != (
                 container.group.inode
@@ -117,7 +126,7 @@ class ReclaimActuator:
             used_bytes=used_bytes,
             droppable_bytes=max(0, cache - mapped),
             droppable_on=self._cache_on(directory) if by_node else None,
-            stalled_us=self._stalled_us(path) if probing else None,
+            stalled_us=stalled_us,
             asked_bytes=request or 0,
         )
 
@@ -131,12 +140,10 @@ class ReclaimActuator:
     def _stalled_us(self, path: str) -> int | None:
         try:
             directory = self._hierarchy.directory(UNIFIED, path)
-            stalled_us = parse_totals(self._files.read(directory, "memory.pressure")).some_us
+            return parse_totals(self._files.read(directory, "memory.pressure")).some_us
         except (OSError, ValueError) as exc:
-            self.problems["pressure"] = f"no memory pressure per container, proactive reclaim is off: {exc}"
+            self._unmeasured = str(exc)
             return None
-        self.problems.pop("pressure", None)
-        return stalled_us
 
     # One action
 

@@ -43,6 +43,10 @@ class Machine:
         self.inside = 0
         self.most = 0
         self.read_pressure = True
+        self.no_pressure: set[str] = set()
+        """Groups without the file."""
+        self.ends = ""
+        """A group that is removed as its file is read."""
         self.unread: set[str] = set()
         self.inode, self.groups, self.files = self.kernel.inode, self.kernel.groups, self.kernel.files
         self.actuator = ReclaimActuator(self.hierarchy, files=self, clock=lambda: self.now)
@@ -52,9 +56,12 @@ class Machine:
         if directory == f"{self.root}/proc":
             return self.proc[file]
         if file == "memory.pressure":
-            if not self.read_pressure:
+            name = str(directory).rpartition("/")[2]
+            if name == self.ends:
+                self.kernel.remove_group(f"{POD}/{name}")
+            if not self.read_pressure or name in {self.ends, *self.no_pressure}:
                 raise OSError(errno.ENOENT, "no such file")
-            total = self.stalled_us.get(str(directory).rpartition("/")[2], 0)
+            total = self.stalled_us.get(name, 0)
             return f"some avg10=0.00 avg60=0.00 avg300=0.00 total={total}\n"
         if file in self.unread:
             raise OSError(errno.ENOENT, "no such file")
@@ -247,6 +254,24 @@ async def test_without_pressure_files_nobody_is_probed_and_that_is_said(tmp_path
     await machine.look()
     assert machine.asked() == []
     assert "no memory pressure per container" in machine.reclaimer.problems()[0]
+    machine.plan("a", config=replace(ON, probe=False))
+    await machine.look()
+    assert machine.reclaimer.problems() == [], "no pressure is needed any more"
+
+
+async def test_a_container_that_ends_or_has_no_pressure_is_not_taken_for_all(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "v2")
+    for name in ("a", "b"):
+        machine.group(name, anon=1000, cache=3000)
+    machine.plan("a", "b")
+    machine.no_pressure.add("id-b")
+    await machine.look()
+    await machine.look()
+    assert (machine.used("a"), machine.reclaimer.problems()) == (3960, [])
+    machine.plan("a")
+    machine.ends = "id-a"
+    await machine.look()
+    assert machine.reclaimer.problems() == [], "it has ended while it was read"
 
 
 async def test_a_kernel_without_the_file_and_less_than_asked_are_outcomes(tmp_path: Path) -> None:
