@@ -269,10 +269,14 @@ class InterruptPlaces(PeriodicActuator):
     def _compare_all(self, plan: InterruptPlan, topology: Topology) -> _Sweep:
         """In the thread. Errors: `OSError` if they cannot be listed; one that cannot be read is left out."""
         seen, known = _Sweep(), self._rows.now.by_number
-        numbers = self._access.numbers() if plan.avoid else sorted(known)
-        seen.gone = known.keys() - set(self._access.numbers())
-        for number in numbers:
-            if number in seen.gone or number in self._fixed or number in self._foreign or number in self._refused:
+        numbers = self._access.numbers()
+        seen.gone = known.keys() - set(numbers)
+        for left in (self._fixed, self._foreign):
+            # The kernel gives the number of a removed interrupt to another one.
+            for number in left.keys() - set(numbers):
+                del left[number]
+        for number in numbers if plan.avoid else sorted(known.keys() - seen.gone):
+            if number in self._fixed or number in self._foreign or number in self._refused:
                 continue
             with suppress(OSError, ValueError):
                 self._compare(number, plan, topology, seen)

@@ -264,6 +264,27 @@ async def test_a_place_whose_cpus_went_offline_is_the_kernels_doing_and_no_other
     assert kernel.places()[24] == "0-7"
 
 
+async def test_a_removed_interrupt_is_counted_no_more_and_its_number_may_be_anothers(
+    kernel: Kernel, ledger: Ledger
+) -> None:
+    """A virtual function of a network card ends with its pod, and the next one gets its numbers."""
+    kernel.managed = {24}
+    side = make(kernel, ledger)
+    await turn(side, situation())
+    kernel.set(25, "2")
+    await turn(side, situation())
+    assert (side.status()["placed_by_kernel"], side.status()["placed_by_others"]) == (1, 1)
+    kernel.remove(24)
+    kernel.remove(25)
+    await turn(side, situation())
+    assert (side.status()["placed_by_kernel"], side.status()["placed_by_others"], side.problems()) == (0, 0, [])
+    kernel.managed = set()
+    kernel.add(24, "2-3", "eth1-rx-0")
+    kernel.add(25, "2-3", "eth1-rx-1")
+    await turn(side, situation())
+    assert kernel.places() == {24: "0-1", 25: "0-1", 26: "0-1"}
+
+
 async def test_an_original_that_another_program_restores_is_its_choice(kernel: Kernel, ledger: Ledger) -> None:
     side = make(kernel, ledger)
     await turn(side, situation())
