@@ -46,7 +46,8 @@ _COUNTERS: Final = {"llc.occupancy": "llc_occupancy", "memory.bandwidth": "mbm_t
 _LOG: Final = get_log("resctrl")
 _SLICE_S: Final = 0.02
 _PATIENCE: Final = 5
-"""How often a group's values are rewritten after foreign changes; then they stay until the plan changes."""
+"""How often within `_COUNTED_S` a group's values are rewritten after foreign changes; then they stay for a while."""
+_COUNTED_S: Final = 3600.0
 _EVERY: Final = 15
 """Every so many sweeps everything is read again, regardless of the last result: a thread id may have been reused."""
 # Of pods, for a monitoring group where there are fewer of these than pods: the lower first.
@@ -286,7 +287,8 @@ class ResctrlActuator:
         self._outcome = SweepResult()
         self._ours: tuple[str, ...] = ()
         self._foreign: tuple[str, ...] = ()
-        self._changed: Counter[str] = Counter()
+        self._changed: dict[str, list[float]] = {}
+        """By group: when another program had changed its values."""
         self._swept_plan: CachePlan | None = None
         """The plan of the last sweep."""
         self._problem = ""
@@ -461,8 +463,11 @@ class ResctrlActuator:
     def _yielded(self) -> dict[str, str]:
         if self._swept_plan is None or _wanted_values(self._swept_plan) != _wanted_values(self._plan):
             self._changed.clear()
-        message = f"changed {_PATIENCE} times by another program; unchanged until the plan changes"
-        return {name: message for name, count in self._changed.items() if count >= _PATIENCE}
+        since = self._clock() - _COUNTED_S
+        recent = {name: [at for at in times if at > since] for name, times in self._changed.items()}
+        self._changed = {name: times for name, times in recent.items() if times}
+        message = f"changed {_PATIENCE} times by another program within an hour; unchanged for up to an hour"
+        return {name: message for name, times in self._changed.items() if len(times) >= _PATIENCE}
 
     def _record_outcome(self, outcome: SweepResult, yielded: Collection[str]) -> None:
         """Count the writes, and record foreign changes in the history. ``yielded``: groups that were not written."""
@@ -471,7 +476,7 @@ class ResctrlActuator:
         for name in outcome.rewritten:
             # In place after the last sweep, and the plan has not changed them: another program has.
             if name in self._outcome.homes.values() and before.get(name) == now.get(name):
-                self._changed[name] += 1
+                self._changed.setdefault(name, []).append(self._clock())
                 self._note("foreign", name, "changed by another program; written again")
         for name in (*outcome.made, *outcome.removed):
             self._note("made" if name in outcome.made else "removed", name, "resctrl group")

@@ -402,6 +402,23 @@ async def test_values_that_somebody_changes_are_put_back_and_in_the_end_left(wor
     assert standing(world).state == "in place"
 
 
+async def test_changes_long_ago_count_no_more_and_what_was_left_is_tried_again(world: World) -> None:
+    """Such as a nightly job that resets all values (``pqos -R``)."""
+    world.spawn(BATCH)
+    await world.sweep(BATCH)
+    for _ in range(8):
+        world.model.write(BE, "schemata", "L3:0=fff\n")
+        await world.sweep(BATCH, seconds=1800)
+        assert "L3:0=00f" in world.model.read(BE, "schemata")
+    for _ in range(6):
+        world.model.write(BE, "schemata", "L3:0=fff\n")
+        await world.sweep(BATCH)
+    assert standing(world).state == "yielded"
+    await world.sweep(BATCH, seconds=3600)
+    assert "L3:0=00f" in world.model.read(BE, "schemata")
+    assert (standing(world).state, world.side.problems()) == ("in place", [])
+
+
 def standing(world: World) -> SettingStatus:
     return world.side.statuses[BATCH.group.path][RESCTRL_GROUP]
 
