@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar, final
@@ -219,6 +219,7 @@ class CapacityFiles(PeriodicActuator):
     async def _sweep(self, situation: PlanSnapshot) -> None:
         plan = situation.plan.capacity
         if not situation.enforce or (plan is not None and plan.dry_run):
+            self._keep_problems(frozenset())
             return
         held = {
             uid: pod
@@ -235,7 +236,7 @@ class CapacityFiles(PeriodicActuator):
             for place, capacity in wanted.items()
             if place.uid not in held and self._is_due(place, capacity, now)
         }
-        self._problems = {uid: text for uid, text in self._problems.items() if uid in situation.view.pods}
+        self._keep_problems({place.uid for place in wanted})
         try:
             # Before the first write: a restore removes the file also after a crash.
             await self._rows.save(CapacityRows(places=self._rows.now.places | due.keys()))
@@ -244,6 +245,12 @@ class CapacityFiles(PeriodicActuator):
             return
         for place, capacity in due.items():
             await self._write(place, capacity)
+
+    def _keep_problems(self, uids: Collection[str]) -> None:
+        """The problems of these pods only; of the others no failed write is kept either."""
+        others = self._problems.keys() - set(uids)
+        self._problems = {uid: text for uid, text in self._problems.items() if uid not in others}
+        self._written = {place: last for place, last in self._written.items() if place.uid not in others}
 
     def _wanted(self, plan: CapacityPlan) -> dict[CapacityPlace, PodCapacity]:
         return {

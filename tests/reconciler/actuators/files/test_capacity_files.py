@@ -298,3 +298,14 @@ def test_the_documents_client_reads_it_and_not_that_of_a_stopped_daemon(
     code = code.replace("/capacity/capacity.json", str(path)) + "print(known and known['cpuMilli'], tasks)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == expected
+
+
+async def test_what_is_written_no_more_is_no_problem_any_more(live: Live) -> None:
+    os.rmdir(live.volume("b"))
+    live.volume("b").write_text("no directory")
+    for end in (live.off, partial(live.sweep, "b", dry_run=True), partial(live.sweep, "b", enforce=False)):
+        await live.sweep("b")
+        assert [problem.split(":")[0] for problem in live.actuator.problems()] == ["capacity file of pod b"]
+        await end()
+        assert (live.actuator.problems(), live.actuator.notified()) == ([], frozenset())
+        live.now += VALID_S
