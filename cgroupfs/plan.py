@@ -26,7 +26,8 @@ _PLAIN: Final = (
     *("freeze", "cpu.identity", "cpu.qos", "pids.max"),
     *("memory.min", "memory.low", "memory.soft", "memory.oom_group"),
 )
-_USED: Final = {1: "memory.usage_in_bytes", 2: "memory.current"}
+_USED: Final = "memory.current"
+_USED_V1: Final = {"memory.max": "memory.usage_in_bytes", "memory.swap": "memory.memsw.usage_in_bytes"}
 _DISK: Final = tuple(name for name, knob in CATALOG.items() if knob.controller in {"blkio", "io", "net_cls"})
 # What needs no order among groups. A knob that this module does not name is one of these.
 _REST: Final = tuple(
@@ -311,7 +312,7 @@ class _Planner:
         """The kernel reclaims within the write, in one go: what can be taken in small pieces is taken before it."""
         for change in self._left["memory.high"].values():
             first = change.reclaim and self._tightens(change)
-            self._step(change, guard=_USED[2] if first else None, reclaim=first, anyway=first)
+            self._step(change, guard=_USED if first else None, reclaim=first, anyway=first)
 
     def _order_memory_and_swap(self) -> None:
         limits, swaps = self._left["memory.max"], self._left["memory.swap"]
@@ -322,7 +323,7 @@ class _Planner:
                 if limit is not None and not self._tightens(limit):
                     self._step(limit)
                 elif limit is not None and self._fits_usage(limit):
-                    self._step(limit, guard=_USED[2], reclaim=limit.reclaim)
+                    self._step(limit, guard=_USED, reclaim=limit.reclaim)
                 if swap is not None:
                     self._step(swap)
             else:
@@ -342,8 +343,8 @@ class _Planner:
         for change in (swap, limit) if swap_first else (limit, swap):
             if change is not None:
                 # The kernel reclaims by itself before it fails with EBUSY, unless nothing may be reclaimed.
-                guarded = change.knob == "memory.max" and not change.reclaim and self._tightens(change)
-                self._step(change, guard=_USED[1] if guarded else None)
+                guarded = not change.reclaim and self._tightens(change)
+                self._step(change, guard=_USED_V1[change.knob] if guarded else None)
 
     def _increases(self, change: KnobChange) -> bool:
         have = self._value(change.path, change.knob)

@@ -290,6 +290,10 @@ def test_a_limit_that_may_reclaim_goes_to_the_writer_and_one_that_may_not_is_gua
     kept = KnobChange(path="/c", knob="memory.max", want=8 * MEGA)
     (step,) = order_changes([kept], known, V1).steps
     assert (step.guard, step.reclaim) == ("memory.usage_in_bytes", False)
+    # What a group has in swap counts as well: its limit of memory may be above its memory, and this one below both.
+    both = KnobChange(path="/c", knob="memory.swap", want=8 * MEGA)
+    (step,) = order_changes([both], {("/c", "memory.max"): 8 * MEGA, ("/c", "memory.swap"): None}, V1).steps
+    assert (step.guard, step.reclaim) == ("memory.memsw.usage_in_bytes", False)
 
 
 @pytest.mark.parametrize(
