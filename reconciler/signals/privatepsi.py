@@ -128,7 +128,7 @@ class PrivateGroups:
 
     def _fill(self, uid: str, path: str) -> str | None:
         """None: all of the pod's processes are in its group; empty: it has none; else where one is instead."""
-        listed = set(self._processes.of_group(path))
+        listed = set(self._processes.of_group(path)) - {0}
         if not listed:
             return ""
         missing = listed - self._tree.pids(uid)

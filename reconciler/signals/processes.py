@@ -17,12 +17,13 @@ from state.model import ContainerKind, Pod
 
 _EVERY_S: Final = 5.0
 _DEEPEST: Final = 8
+"""Levels of groups below a pod's that are listed in the event loop."""
 _UNUSED_S: Final = 60.0
 """A listing that no reader has requested for so long after it became old is of a removed pod."""
 _MOST_GROUPS: Final = 2_048
 """Groups below a pod's that are listed in the event loop, 20 ms: a tenant makes any number of them."""
 _MOST_IN_THREAD: Final = 65_536
-"""The same of one group, in a thread."""
+"""The same of one group, for callers that take a bounded number of its processes, or are in a thread."""
 OUTSIDE: Final = "its processes are outside this PID namespace: bypassd needs the host's (hostPID)"
 
 
@@ -73,7 +74,7 @@ class PodProcesses:
         }
         top = self._hierarchy.trigger_directory(pod.group.path)
         # Each once: v1's lists may have duplicates, and a process may move from one group to another meanwhile.
-        found = dict.fromkeys(self._below(top, _MOST_GROUPS, sandboxes))
+        found = dict.fromkeys(self._below(top, sandboxes))
         pids = tuple(pid for pid in found if pid)
         # Not all in one pass: a fifth of the pods each second.
         again_at = now + _EVERY_S * (0.8 + 0.4 * (hash(pod.uid) % 1000) / 1000)
@@ -83,22 +84,33 @@ class PodProcesses:
             self._listed = {uid: known for uid, known in self._listed.items() if now - known.again_at < _UNUSED_S}
         return pids
 
-    def of_group(self, path: str) -> tuple[int, ...]:
-        """The pids of one group and all below it, listed now."""
-        found = dict.fromkeys(self._below(self._hierarchy.trigger_directory(path), _MOST_IN_THREAD))
-        return tuple(pid for pid in found if pid)
+    def of_group(self, path: str) -> Iterator[int]:
+        """The pids of one group and all below it, as they are listed, each once; and a 0 for each group.
 
-    def threads_of_group(self, path: str) -> tuple[int, ...]:
-        file = "tasks" if self._hierarchy.version(self._hierarchy.trigger) == 1 else "cgroup.threads"
-        found = dict.fromkeys(self._below(self._hierarchy.trigger_directory(path), _MOST_IN_THREAD, file=file))
-        return tuple(tid for tid in found if tid)
+        A caller that takes so many of them has listed no more groups than that.
+        """
+        return self._each(path, "cgroup.procs")
+
+    def threads_of_group(self, path: str) -> Iterator[int]:
+        """The same of its threads."""
+        return self._each(path, "tasks" if self._hierarchy.version(self._hierarchy.trigger) == 1 else "cgroup.threads")
+
+    def _each(self, path: str, file: str) -> Iterator[int]:
+        seen = {0}
+        top = self._hierarchy.trigger_directory(path)
+        for directory in chain((top,), groups_below(self._files.groups, top, _MOST_IN_THREAD)):
+            for number in self._listed_in(directory, file):
+                if number not in seen:
+                    seen.add(number)
+                    yield number
+            yield 0
 
     def ended(self, uid: str) -> None:
         """A process of this pod has ended: list the pod again at the next request."""
         if (known := self._listed.get(uid)) is not None:
             self._listed[uid] = known._replace(again_at=0.0)
 
-    def _below(self, top: str, most: int, without: Collection[str] = (), file: str = "cgroup.procs") -> Iterator[int]:
+    def _below(self, top: str, without: Collection[str]) -> Iterator[int]:
         """Also 0, see `_ProcessList`."""
         deepest = top.count("/") + _DEEPEST
 
@@ -106,15 +118,16 @@ class PodProcesses:
             inside = self._files.groups(directory, left) if directory.count("/") < deepest else []
             return [name for name in inside if name not in without]
 
-        for directory in chain((top,), groups_below(names, top, most)):
-            try:
-                text = self._files.read(directory, file)
-            except OSError:
-                # Removed, or a threaded group of v2, whose processes are listed above it.
-                continue
-            for word in text.split():
-                if (pid := digits(word)) is not None:
-                    yield pid
+        for directory in chain((top,), groups_below(names, top, _MOST_GROUPS)):
+            yield from self._listed_in(directory, "cgroup.procs")
+
+    def _listed_in(self, directory: str, file: str) -> Iterator[int]:
+        try:
+            text = self._files.read(directory, file)
+        except OSError:
+            # Removed, or a threaded group of v2, whose processes are listed above it.
+            return iter(())
+        return (pid for word in text.split() if (pid := digits(word)) is not None)
 
 
 def same_groups(pod: Pod, other: Pod) -> bool:

@@ -7,6 +7,7 @@ Source: network_namespaces(7), namespaces(7).
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from types import TracebackType
 from typing import Final, NamedTuple, Protocol, Self, final
 
@@ -74,7 +75,7 @@ class RealNetworkNamespaces:
         settled = [container for container in pod.containers if container.phase is Phase.SETTLED]
         # The sandbox's process never changes its namespace; a container's may have entered one that is not its pod's.
         for item in sorted(settled, key=lambda container: container.kind is not ContainerKind.SANDBOX):
-            for pid in self._processes.of_group(item.group.path)[:_TRIED]:
+            for pid in islice(filter(None, self._processes.of_group(item.group.path)), _TRIED):
                 try:
                     file = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
                 except OSError:

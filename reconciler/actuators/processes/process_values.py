@@ -71,7 +71,7 @@ class MemberAccess(Protocol):
     """Reads and writes the value of single members. Errors: `OSError`."""
 
     def ids(self, path: str) -> Iterable[int]:
-        """The members of one group and all below it; none if it no longer exists."""
+        """The members of one group and all below it, as they are listed; a 0 for each group is listed, too."""
 
     def value_of(self, number: int) -> int:
         """The value of one member. Errors: `ValueError` as well."""
@@ -83,13 +83,14 @@ class MembersSeen(NamedTuple):
     """One reading of a container. ``values``: by ``id:start``, the oldest first, without what was not requested.
 
     ``total``: the members read; ``pinned``: those that are never changed, which ``values`` lacks; ``ended``: those that
-    exited meanwhile.
+    exited meanwhile; ``listed``: the members and groups.
     """
 
     values: dict[str, int]
     total: int = 0
     pinned: int = 0
     ended: int = 0
+    listed: int = 0
 
 
 @final
@@ -110,16 +111,19 @@ class MemberValues:
     ) -> MembersSeen:
         """All members of a group and below it, except those that have the value ``without``; none if it was removed.
 
-        ``most``: so many are read; None: all.
+        ``most``: so many members and groups are read; None: all.
         """
         rows: list[tuple[int, str, int]] = []
-        total = pinned = ended = 0
+        total = pinned = ended = listed = 0
         try:
             if inode and self._files.inode(self._hierarchy.trigger_directory(path)) != inode:
                 return MembersSeen({})  # a later group of the same path
         except OSError:
             return MembersSeen({})
         for number in islice(self._access.ids(path), most):
+            listed += 1
+            if not number:
+                continue
             try:
                 value = self._access.value_of(number)
                 total += 1
@@ -131,7 +135,7 @@ class MemberValues:
                     rows.append((start, f"{number}:{start}", value))
             except (OSError, ValueError):
                 ended += 1
-        return MembersSeen({key: value for _, key, value in sorted(rows)}, total, pinned, ended)
+        return MembersSeen({key: value for _, key, value in sorted(rows)}, total, pinned, ended, listed)
 
     def set_at_once(self, path: str, value: int, most: int) -> tuple[int, int]:
         """Set members as they are listed until three listings find none to set and none that has exited.
@@ -142,7 +146,7 @@ class MemberValues:
         done = listed = quiet = 0
         forks = False
         for _ in range(_MOST_LISTINGS):
-            numbers = tuple(islice(self._access.ids(path), _MOST_READ))
+            numbers = tuple(filter(None, islice(self._access.ids(path), _MOST_READ)))
             moved = False
             # The newest first: they are the ones that exit soon.
             for number in numbers[::-1][: most - listed]:
@@ -260,7 +264,8 @@ def _bounded(record: ContainerRecord, wanted: int) -> tuple[ContainerRecord, Abs
 class _Outcome(NamedTuple):
     """One sweep of one container. ``written`` counts outcomes, by errno's name; the empty one is a write.
 
-    ``restless``: members that had another value again when the last writes were read back.
+    ``restless``: members that had another value again when the last writes were read back; ``listed``: the members and
+    groups that were read.
     """
 
     written: Counter[str]
@@ -268,6 +273,7 @@ class _Outcome(NamedTuple):
     total: int = 0
     problem: str = ""
     restless: int = 0
+    listed: int = 0
 
 
 class _Due(NamedTuple):
@@ -307,7 +313,7 @@ class ProcessValueActuator(PeriodicActuator):
         self._problems: list[str] = []
         self._kept: dict[str, int] = {}
         self._members_of: dict[str, int] = {}
-        """How many members a container had when it was last read."""
+        """How many members and groups a container had when it was last read."""
         self._demanded: Mapping[str, _Demand] = {}
         self._early = EarlySweeps(kind.early_s)
         self._changed: set[str] = set()
@@ -552,7 +558,7 @@ class ProcessValueActuator(PeriodicActuator):
                 if result.stopped:
                     break
                 await slices.checkpoint()
-        self._members_of |= {path: outcome.total for path, outcome in result.seen.items()}
+        self._members_of |= {path: outcome.listed for path, outcome in result.seen.items()}
         return result
 
     def _compare(self, wanted: Mapping[str, tuple[Setting, int]], room: int, *, most: int = _MOST_READ) -> _Comparison:
@@ -571,7 +577,7 @@ class ProcessValueActuator(PeriodicActuator):
             # At the first write the wanted value, too, is a member's own.
             without = None if record is None else setting.value
             reading = self._members.of_group(path, inode, without=without, most=most)
-            if most < _MOST_READ and reading.total + reading.ended >= most:
+            if most < _MOST_READ and reading.listed >= most:
                 stopped = path
                 break
             room -= reading.total
@@ -587,7 +593,7 @@ class ProcessValueActuator(PeriodicActuator):
                 left, keys = len(kept), [key for key in keys if key not in kept]
                 if keys or reading.ended:
                     due[path] = _Due(setting.value, keys, after if after != record else None)
-            outcome = _Outcome(Counter(), reading.pinned + own + left, reading.total)
+            outcome = _Outcome(Counter(), reading.pinned + own + left, reading.total, listed=reading.listed)
             seen[path] = outcome
         return _Comparison(room, seen, due, stopped)
 

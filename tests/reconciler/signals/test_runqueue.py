@@ -2,6 +2,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -248,6 +249,29 @@ def test_of_a_tenants_groups_without_number_a_bounded_number_is_listed(tmp_path:
     files = Many()
     assert PodProcesses(tree.hierarchy, files).get(pod, 0.0) == (7,)
     assert files.listed < 3_000
+
+
+def test_of_one_group_no_more_is_listed_than_is_taken(tmp_path: Path) -> None:
+    """Groups count, too: a tenant makes any number of them, and of any depth."""
+    tree = Tree(tmp_path)
+    path = tree.pod().containers[0].group.path
+    top = tree.hierarchy.directory("cpuset", path)
+
+    class Deep(RealFiles):
+        listed = 0
+
+        def groups(self, directory: str, most: int | None = None) -> list[str]:
+            return ["g"] if directory.startswith(top) else super().groups(directory, most)
+
+        def read(self, directory: str, file: str) -> str:
+            self.listed += 1
+            return "7\n" if directory.removeprefix(top) == 12 * "/g" else ""
+
+    files = Deep()
+    ids = PodProcesses(tree.hierarchy, files).threads_of_group(path)
+    taken = list(islice(ids, 20))
+    assert {tid for tid in taken if tid} == {7}
+    assert (len(taken), files.listed) == (20, 19)
 
 
 def test_listings_are_kept_for_seconds_and_spread(tmp_path: Path) -> None:

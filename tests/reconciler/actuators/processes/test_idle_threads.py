@@ -193,6 +193,41 @@ async def test_real_time_and_earlier_idle_threads_are_left_and_counted_and_batch
     assert policies(usual, batch, fifo, idle) == [OTHER, BATCH, FIFO, IDLE]
 
 
+async def test_threads_of_groups_that_a_tenant_nests_deeply_get_the_class_and_give_it_back(live: Idle) -> None:
+    """A process that is in the class takes it along into any group."""
+    early, late = live.process(), live.process()
+    deep = "/".join("abcdefghijkl")
+    live.move(early, deep)
+    await live.sweep()
+    live.move(late, deep)
+    assert policies(early, late) == [IDLE, IDLE]
+    await live.sweep(IdleClassConfig())
+    assert (policies(early, late), live.rows()) == ([OTHER, OTHER], set())
+
+
+async def test_groups_without_number_are_not_listed_in_the_event_loop(
+    live: Idle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few threads, and as many groups as a tenant likes: 20 us each."""
+    pid = live.process()
+    await live.sweep()
+    for number in range(600):
+        os.mkdir(f"{live.hierarchy.trigger_directory(live.main)}/g{number}")
+    read, in_loop = RealFiles.read, [0]
+
+    def counted(files: RealFiles, directory: str, file: str) -> str:
+        in_loop[0] += threading.current_thread() is threading.main_thread()
+        return read(files, directory, file)
+
+    monkeypatch.setattr(RealFiles, "read", counted)
+    await live.sweep()
+    assert in_loop[0] < 300
+    in_loop[0] = 0
+    await live.sweep()
+    assert in_loop[0] < 10
+    assert policies(pid) == [IDLE]
+
+
 def policies_inside(live: Idle, number: int) -> set[int]:
     """The policies of so many readings of threads in the container that were still there when they were read."""
     seen: list[int] = []
