@@ -191,11 +191,10 @@ class CgroupActuator:
             # original.
             if created and entry.origin is OriginalSource.READ:
                 self._correct(target, entry)
-            knob = CATALOG[entry.knob]
-            version = self.judge.control_files.versions.get(knob.controller)
-            if version is None:
+            file = self.judge.control_files.find(entry.path, entry.knob)
+            if file is None:
                 continue
-            text = spec_text(knob, version, target.container.spec)
+            text = spec_text(file.knob, file.version, target.container.spec)
             # Where the original was lost, the baseline was derived without it: only a recorded value replaces it.
             if text is not None or entry.origin is not OriginalSource.UNKNOWN:
                 self._ledger.rebase(entry.key, text)
@@ -321,7 +320,8 @@ class CgroupActuator:
         entry = self._ledger.get(work.key)
         if entry is None or entry.writer or work.within:
             return None
-        resets = (CATALOG[other.knob].resets for other in self._ledger.group(work.key[1]))
+        others = (CATALOG.get(other.knob) for other in self._ledger.group(work.key[1]))
+        resets = (knob.resets for knob in others if knob is not None)
         return None if work.knob.name in resets else entry
 
     def _entry(self, work: FileWrite) -> LedgerEntry:

@@ -111,10 +111,10 @@ class ControlFileCache:
     # Current text
 
     def find(self, path: str, name: str) -> KnobFile | None:
-        """`knob_file` by the knob's name."""
+        """`knob_file` by the knob's name; None as well for one that only another build has."""
         form = self._forms.get(name)
         if form is None:
-            return knob_file(self.hierarchy, path, CATALOG[name])
+            return None
         knob, version, mount, file_name = form
         return KnobFile(knob, version, mount.path(path), (knob.controller, path, file_name))
 

@@ -412,7 +412,9 @@ def _compare(context: _RestoreContext, entry: LedgerEntry) -> RestoreResult | _P
 
     knob = CATALOG.get(entry.knob)
     version = hierarchy.version(entry.controller)
-    if knob is None or version is None:
+    if knob is None:
+        return _result(entry, RestoreOutcome.UNKNOWN, "", f"this version has no knob {entry.knob}")
+    if version is None:
         return _result(entry, RestoreOutcome.GONE, "", f"no {entry.controller} controller on this node")
     path = f"{hierarchy.directory(entry.controller, entry.path)}/{entry.file}"
     # Of a group whose identifying directory is hidden nothing is known: another inode is not its end.

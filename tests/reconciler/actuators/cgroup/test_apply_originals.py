@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.errors import StoreError
-from state.entry import LedgerEntry
+from reconciler.actuators.cgroup.restore import restore_all
+from state.entry import LedgerEntry, RestoreOutcome
 from tests.reconciler.actuators.acting import BE, GROUP, Acting
 
 LIMIT = 1 << 30
@@ -92,3 +93,23 @@ async def test_a_value_of_ours_is_no_original_though_its_record_was_lost_with_th
     assert acting.read(BE, "cpu.quota") == "120000"
     await acting.actuator.apply([acting.target(BE, {})])
     assert acting.read(BE, "cpu.quota") == "-1"
+
+
+async def test_a_row_of_another_builds_knob_is_kept_and_reported_and_keeps_nothing_else_from_being_written(
+    acting: Acting,
+) -> None:
+    """A build before or after this one managed another file of the container."""
+    target = acting.target(GROUP, {"cpu.weight": 4}, signalled=True)
+    later = LedgerEntry(
+        controller="cpu", path=GROUP, file="cpu.later", knob="cpu.later", inode=target.group.inode, original="1"
+    )
+    acting.ledger.first_touches([later])
+    acting.actuator.rebase(target)
+    await acting.actuator.apply([target])
+    assert (acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")) == ("written", "4")
+    done = await restore_all(acting.hierarchy, acting.ledger, acting.writer, files=acting.files)
+    assert [(result.file, result.undo, result.detail) for result in done] == [
+        ("cpu.later", RestoreOutcome.UNKNOWN, "this version has no knob cpu.later"),
+        ("cpu.shares", RestoreOutcome.RESTORED, ""),
+    ]
+    assert [entry.knob for entry in acting.ledger] == ["cpu.later"]
