@@ -229,6 +229,8 @@ class PodCeiling:
         self._ifb: IfbState | None = None
         self._rate: int | None = None
         self._counted: dict[int, tuple[int, int, int]] = {}
+        self._silent = frozenset[int]()
+        """Indices of devices whose packets bypassed our filter, at the last full reading."""
 
     @property
     def redirects(self) -> Mapping[str, Redirect]:
@@ -278,7 +280,8 @@ class PodCeiling:
             self._next_read = self._clock() + _RETRY_S
             return
         self._filters = links.filters
-        silent = frozenset(self._bypassing(links) if full else ())
+        if full:
+            self._silent = frozenset(self._bypassing(links))
         self._pods, self._unknown, self._ifb = key, unknown, links.ifb
         self.in_host = sum(egress.host for egress in links.pods.values())
         waits = any(egress.pending for egress in links.pods.values())
@@ -289,7 +292,7 @@ class PodCeiling:
             situation.holds,
             direction=self.direction,
             beside=self._rows.now.of(self.direction.other).redirects,
-            silent=silent,
+            silent=self._silent,
             classes=classes,
             unknown=unknown,
         )
@@ -320,6 +323,7 @@ class PodCeiling:
         """Our IFB no longer exists or is new: drop the cached state, so that the next round reads again."""
         self._ifb, self._rate, self._pods, self._next_read, self._next_full_read = None, None, None, 0.0, 0.0
         self._counted.clear()
+        self._silent = frozenset()
 
     async def through(self) -> int | None:
         """Bytes that our IFB has sent; None without it, and then the next round reads again.

@@ -329,6 +329,10 @@ async def test_packets_that_do_not_come_by_are_noticed(world: World) -> None:
     assert world.state("be")[0] == "blocked"
     assert "XDP" in world.state("be")[1]
     assert world.state("second")[0] == "in place"
+    await world.round(BE, MINE)
+    assert world.state("be")[0] == "blocked", "the end of another pod shows nothing of its packets"
+    await world.round(BE, MINE, seconds=31)
+    assert world.state("be")[0] == "in place"
 
 
 async def test_pods_in_the_hosts_network_and_others_have_one_ceiling_together(world: World) -> None:
