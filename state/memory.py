@@ -19,6 +19,8 @@ from cgroupfs.bounded import digits
 
 OOM_SCORE: Final = "oom.score"
 """The name of ``oom_score_adj`` in ``explain`` and in holds; no control file's."""
+RECLAIM: Final = "memory.reclaim"
+"""The kernel's file by which memory is taken from a group, and the name of that in holds."""
 MIN_FREE: Final = "vm.min_free_kbytes"
 SCALE: Final = "vm.watermark_scale_factor"
 MARKS: Final = (MIN_FREE, SCALE)

@@ -11,7 +11,8 @@ from reconciler.actuators.file_catalog import FILES
 from state.cache import RESCTRL_GROUP
 from state.closing import NODE_MARK
 from state.cpu import CORE_COOKIE, INTERRUPTS, THREAD_POLICY
-from state.memory import OOM_SCORE
+from state.kinds import CAPACITY
+from state.memory import OOM_SCORE, RECLAIM
 from state.model import Hold
 from state.network import Direction
 from state.printable import printable
@@ -33,6 +34,8 @@ _KNOBS: Final = frozenset(
         THREAD_POLICY,
         INTERRUPTS,
         NODE_MARK,
+        RECLAIM,
+        CAPACITY,
         *(each.knob for each in Direction),
         *FILES,
     }

@@ -25,11 +25,10 @@ from reconciler.actuators.holds import holding
 from reconciler.runtime.format import size
 from reconciler.runtime.stints import in_worker
 from reconciler.signals.podnuma import parse_numa_cache
-from state.memory import GroupMemory, ReclaimAction, ReclaimRequest
+from state.memory import RECLAIM, GroupMemory, ReclaimAction, ReclaimRequest
 from state.model import Container, Phase, Pod, PodClass
 
 _LOG: Final = get_log("memory_reclaim")
-_KNOB: Final = "memory.reclaim"
 _CACHE_ONLY: Final = " swappiness=0"
 """From 6.9 on: limits the reclaim to page cache."""
 _CHUNK: Final = 16 << 20
@@ -83,7 +82,7 @@ class ReclaimActuator:
                 if container.phase is not Phase.SETTLED:
                     continue
                 path = container.group.path
-                if holding(situation.holds, path=path, knob=_KNOB, pod_uid=uid) is not None:
+                if holding(situation.holds, path=path, knob=RECLAIM, pod_uid=uid) is not None:
                     continue
                 group_memory = self._memory_of(pod, container, probing=request.probe, by_node=by_node)
                 group_memories += [group_memory] if group_memory is not None else []
@@ -185,7 +184,7 @@ class ReclaimActuator:
             names = self._files.files(directory)
         except OSError:
             return False
-        return bool(names) and self.version == 2 and _KNOB not in names
+        return bool(names) and self.version == 2 and RECLAIM not in names
 
     def _reclaim_chunks(self, directory: str, action: ReclaimAction, cancelled: Sequence[bool]) -> str:
         """Errors: `OSError` as the kernel returns it, except EAGAIN (less than requested)."""
@@ -211,7 +210,7 @@ class ReclaimActuator:
         """Reclaim one chunk. Errors: `OSError` as the kernel returns it."""
         if cache_only and self._has_swappiness:
             try:
-                self._files.write(directory, _KNOB, f"{chunk}{_CACHE_ONLY}")
+                self._files.write(directory, RECLAIM, f"{chunk}{_CACHE_ONLY}")
             except OSError as exc:
                 if exc.errno != errno.EINVAL:
                     raise
@@ -219,7 +218,7 @@ class ReclaimActuator:
             else:
                 return
         # Before 6.9 only the amount can be requested, and the kernel may swap.
-        self._files.write(directory, _KNOB, str(chunk))
+        self._files.write(directory, RECLAIM, str(chunk))
 
     def _record(self, done: ReclaimResult) -> None:
         self.done.append(done)

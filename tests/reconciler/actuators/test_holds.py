@@ -68,3 +68,9 @@ def test_a_file_target_names_its_group() -> None:
     assert group_of("file:/kubepods/podu") == "/kubepods/podu"
     assert group_of(file_target("/kubepods/podu", "cpu.set")) == "/kubepods/podu"
     assert group_of("pod:u") is None
+
+
+@pytest.mark.parametrize("knob", ["memory.reclaim", "capacity"])
+def test_what_an_actuator_obeys_may_be_held_though_it_is_no_setting(knob: str) -> None:
+    assert check_target(f"knob:{knob}") == f"knob:{knob}"
+    assert group_of(file_target("/kubepods/podu", knob)) == "/kubepods/podu"
