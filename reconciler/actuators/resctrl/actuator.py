@@ -406,7 +406,7 @@ class ResctrlActuator:
             await self._mount.save(about_to_write(self._mount.state, reading.default, self._plan.default))
         elif self._mount.state.original is not None:
             undone = await self._work(partial(undo_default, self._files, capability, self._mount.state))
-            if undone is not None and undone.ok:
+            if undone is not None and undone.over:
                 await self._mount.save(replace(self._mount.state, original=None, written=()), dropped="restored")
         yielded = self._yielded()
         sweep = ResctrlSweep(

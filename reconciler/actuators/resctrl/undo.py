@@ -120,7 +120,7 @@ def undo_all(
     restore_result = undo_default(files, capability, recorded)
     if restore_result is not None:
         done.append(restore_result)
-        if restore_result.ok:
+        if restore_result.over:
             recorded = replace(recorded, original=None, written=())
     # By its source, not by the record: also after a kill, and where another program has mounted its own since.
     ours = mounter.source(root) == SOURCE

@@ -201,6 +201,7 @@ async def test_the_default_groups_values_that_somebody_changed_since_are_left(wo
     done = {result.file: result for result in await world.side.restore()}
     assert done["schemata"].undo is RestoreOutcome.FOREIGN
     assert "L3:0=03f;1=03f" in world.model.read(MOUNT, "schemata")
+    assert read_rows(Ledger(world.store), CODEC).original is None, "there is nothing left to restore"
 
 
 def test_a_cache_whose_cpus_are_offline_is_no_change_by_another_program() -> None:
@@ -225,6 +226,20 @@ async def test_a_default_group_that_is_no_longer_wanted_different_is_put_back(wo
     await world.sweep()
     assert world.model.read(MOUNT, "schemata") == before
     assert read_rows(Ledger(world.store), CODEC).original is None
+
+
+async def test_what_somebody_has_given_the_default_group_since_is_its_own_from_then_on(world: World) -> None:
+    world.config = SYSTEM
+    await world.sweep()
+    world.model.write(MOUNT, "schemata", "L3:0=3f;1=3f\n")
+    world.config = CachePolicyConfig(enabled=True)
+    await world.sweep()
+    assert "L3:0=03f;1=03f" in world.model.read(MOUNT, "schemata")
+    world.config = SYSTEM
+    await world.sweep()
+    assert "L3:0=03f;1=03f" not in world.model.read(MOUNT, "schemata")
+    assert all(result.ok for result in await world.side.restore())
+    assert "L3:0=03f;1=03f" in world.model.read(MOUNT, "schemata")
 
 
 async def test_every_value_that_the_default_group_was_given_is_known_as_ours(world: World) -> None:
