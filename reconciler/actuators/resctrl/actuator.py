@@ -370,6 +370,7 @@ class ResctrlActuator:
             )
         if capability is None or capability.status is not ResctrlStatus.READY or capability.root is None:
             self._plan, self._outcome, self.use, self.statuses = CachePlan(), SweepResult(), None, {}
+            self._ours = self._foreign = ()
             self._problem = "" if capability is None else capability.reason
             return None
         reading = await self._work(partial(self._read, capability, capability.root))

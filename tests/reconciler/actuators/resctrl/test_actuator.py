@@ -374,6 +374,16 @@ async def test_nothing_is_mounted_unasked(world: World) -> None:
     assert world.side.status()["status"] == "not-mounted"
 
 
+async def test_of_an_unmounted_tree_no_groups_are_shown(world: World) -> None:
+    world.model.mkdir(f"{MOUNT}/theirs")
+    world.spawn(BATCH)
+    await world.sweep(BATCH)
+    world.model.umount()
+    await world.sweep(BATCH, seconds=61)
+    groups = world.side.status()["control_groups"]
+    assert groups == {"limit": 0, "ours": [], "others": []}
+
+
 async def test_a_machine_without_any_says_so_and_does_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, NONE)
     world.config = CachePolicyConfig(enabled=True, mount=True)
