@@ -126,7 +126,7 @@ class ForeignWrites:
 
         The first is corrected at once, the next ones after 1, 2, 4 … seconds. After ``rounds`` of them within
         ``window_s`` bypassd yields: the file keeps the foreign value, an alert is sent, and the file is tried again
-        after ``retry_yielded_s`` or when the wanted value changes. A value that a person set becomes a hold at once.
+        after ``retry_yielded_s``. A value that a person set becomes a hold at once.
 
         ``expected`` marks a write that came with the runtime's signal, ``reapplied`` one by systemd without it. Not
         ``fresh``: this value was decided before and is unchanged: our own was refused, or its hold has ended.
@@ -186,7 +186,7 @@ class ForeignWrites:
         return history.last if history is not None and now < history.until else None
 
     def forget(self, path: str) -> None:
-        """Start again: the group no longer exists, its wanted value has changed, or a person released the hold."""
+        """Start again: the group no longer exists, or a person released the hold."""
         for key in [key for key in self._files if key[0] == path]:
             del self._files[key]
 
