@@ -227,11 +227,12 @@ def test_cases_of_an_earlier_run_count_although_nothing_else_was_kept() -> None:
 
 def test_the_past_survives_a_restart_and_a_clock_that_was_set_back_lifts_no_limit() -> None:
     world = World()
-    past = EvictionHistory(turns=(turn(START - 30), turn(START - 5, None, uid="b")))
+    past = EvictionHistory(turns=(turn(START - 30, ended=START - 20), turn(START - 5, None, uid="b")))
     row = msgspec.msgpack.encode(saved_history(past, world.frame()))
     stored = msgspec.msgpack.decode(row, type=EvictionHistory)
     again = load_history(stored, at_s=50.0, wall_s=WALL + 10)
     assert [record.at_s for record in again.turns] == pytest.approx([10.0, 35.0])
+    assert cooldown_left(again, "node_memory", 50, 50.0) == pytest.approx(20.0)
     assert room(LIMITS, again, 50.0).count == 0
     back = load_history(stored, at_s=50.0, wall_s=WALL - 3600)
     assert [record.at_s for record in back.turns] == [50.0, 50.0]
