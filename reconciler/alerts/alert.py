@@ -69,9 +69,9 @@ class Alert(Struct, frozen=True, kw_only=True):
     """An alert. ``key``: alerts of one kind and key are the same incident, repeated or over (``resolved``).
 
     ``at_s``: seconds since the epoch. ``labels`` are for routing (pod, namespace, rule, cause), ``details`` are for
-    reading. ``durable``: must be delivered even if the daemon crashes now. Neither contains a secret. The labels
-    ``namespace``, ``pod`` and ``uid`` name the pod that it is about. A kind that ends another (`AlertKind.began`) with
-    the same key is the end of that one.
+    reading; neither contains a secret. ``durable``: once stored (`AlertDispatcher.stage`) it must be delivered even if
+    the daemon crashes then. The labels ``namespace``, ``pod`` and ``uid`` name the pod that it is about. A kind that
+    ends another (`AlertKind.began`) with the same key is the end of that one.
     """
 
     kind: AlertKind

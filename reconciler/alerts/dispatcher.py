@@ -7,7 +7,6 @@ written before the first delivery, and removed after the last one.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, final
@@ -198,7 +197,6 @@ class AlertDispatcher:
         self._queue = DurableQueue(store, lane, config.queue, clock)
         self._incidents = Incidents(self._forget_s(config))
         self._couriers: dict[str, SinkWorker] = {}
-        self._staged: deque[Incident] = deque()
         self._soon = WakeUp()
         self._nursery: trio.Nursery | None = None
         self._recent: dict[str, Incident] = {}
@@ -210,15 +208,9 @@ class AlertDispatcher:
     # In
 
     def send(self, alert: Alert, *, besides: str = "") -> None:
-        """Send it to every sink that accepts it, except ``besides``. A durable alert is stored first, soon."""
+        """Send it to every sink that accepts it, except ``besides``. Durable alerts are for `stage`."""
         notice, fresh = self._take(alert, besides)
-        if not fresh:
-            return
-        if alert.durable:
-            self._queue.put(notice, self._wanting(notice))
-            self._staged.append(notice)
-            self._soon.set()
-        else:
+        if fresh:
             self._offer(notice)
 
     def stage(self, batch: StoreBatch, alert: Alert) -> Callable[[], None]:
@@ -383,15 +375,10 @@ class AlertDispatcher:
         self._soon.set()
 
     async def _write(self) -> None:
-        """Keep the store up to date, and offer what has been stored."""
+        """Keep the store up to date."""
         while True:
             await self._soon.wait()
-            count = len(self._staged)  # what is staged while this is written is not in it
-            good = await self._queue.flush()
-            # Also while the store cannot be written: they are in memory only then, and that is reported.
-            for _ in range(count):
-                self._offer(self._staged.popleft())
-            if not good:
+            if not await self._queue.flush():
                 await self._soon.wait(_RETRY_S)
                 self._soon.set()
 

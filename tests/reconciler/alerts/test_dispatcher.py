@@ -57,7 +57,7 @@ async def test_every_sink_is_told_and_a_durable_alert_is_in_the_store_until_all_
 ) -> None:
     world = await running(nursery, tmp_path, "a", "b")
     world.made["b"].broken = SinkError("no")
-    world.teller.send(alert(durable=True))
+    await keep(world.teller, world.store, world.lane, alert(durable=True))
     world.teller.send(alert("plain"))
     await settled(world)
     assert sorted(world.made["a"].keys()) == ["k", "plain"]
@@ -130,8 +130,8 @@ async def test_a_store_that_takes_nothing_is_said_once_and_the_alert_told_all_th
     await nursery.start(world.teller.run)
     await settled(world)
     world.made["b"].broken = SinkError("no")
-    world.teller.send(alert(durable=True))
-    world.teller.send(alert("two", durable=True))
+    world.teller.stage(StoreBatch(), alert(durable=True))()
+    world.teller.stage(StoreBatch(), alert("two", durable=True))()
     await trio.sleep(20)
     assert {"k", "two"} <= set(world.made["a"].keys())
     assert "alerts are kept in memory only: the disk is full" in world.teller.problems()
@@ -162,10 +162,10 @@ async def test_stored_alerts_are_reported_as_loaded_only_once_they_are(
 
 async def test_a_store_that_was_replaced_gets_all_rows_again(tmp_path: Path, autojump_clock: MockClock) -> None:
     world = World(tmp_path, "a")
-    world.teller.send(alert(durable=True))
+    await keep(world.teller, world.store, world.lane, alert(durable=True))
     assert await world.teller._queue.flush()
     (tmp_path / "state.db").unlink()
-    world.teller.send(alert("two", durable=True))
+    await keep(world.teller, world.store, world.lane, alert("two", durable=True))
     assert await world.teller._queue.flush()
     assert len(world.rows()) == 2
 
@@ -203,7 +203,7 @@ async def test_after_its_age_or_its_tries_an_alert_is_given_up_and_let_go_from_t
 ) -> None:
     world = await running(nursery, tmp_path, "a", give_up_s=100.0)
     world.made["a"].broken = SinkError("no")
-    world.teller.send(alert(durable=True))
+    await keep(world.teller, world.store, world.lane, alert(durable=True))
     assert await world.teller._queue.flush()
     await trio.sleep(60)
     assert len(world.rows()) == 1
@@ -214,7 +214,7 @@ async def test_after_its_age_or_its_tries_an_alert_is_given_up_and_let_go_from_t
     world.teller.reconfigure(world.config)
     await settled(world)
     before = len(world.made["a"].tries)
-    world.teller.send(alert("two", durable=True))
+    await keep(world.teller, world.store, world.lane, alert("two", durable=True))
     assert await world.teller._queue.flush()
     await trio.sleep(300)
     assert (len(world.made["a"].tries) - before, world.rows()) == (3, [])
@@ -261,14 +261,14 @@ async def test_what_an_earlier_run_left_is_told_with_its_id_and_goes_on_counting
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     world = World(tmp_path, "a", "gone")
-    world.teller.send(alert(durable=True))
+    await keep(world.teller, world.store, world.lane, alert(durable=True))
     assert await world.teller._queue.flush()
     (row,) = world.rows()
     world.config = world.configured("a", "new")
     world.teller = world.new_teller()
     # The event's journal did not have the delivery: it is sent again.
     await nursery.start(world.teller.run)
-    world.teller.send(alert(durable=True))
+    await keep(world.teller, world.store, world.lane, alert(durable=True))
     await settled(world)
     (incident,) = world.made["a"].notices
     assert (f"{PREFIX}{incident.id}", incident.count, world.rows(), world.made["new"].notices) == (row, 1, [], [])
@@ -278,7 +278,9 @@ async def test_what_a_state_began_as_is_known_to_its_end_in_the_next_run(
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     world = World(tmp_path, "a")
-    world.teller.send(alert(kind=AlertKind.STORE, severity=Severity.CRITICAL, durable=True))
+    await keep(
+        world.teller, world.store, world.lane, alert(kind=AlertKind.STORE, severity=Severity.CRITICAL, durable=True)
+    )
     assert await world.teller._queue.flush()
     world.teller = world.new_teller()
     await nursery.start(world.teller.run)
@@ -304,10 +306,10 @@ async def test_rows_that_cannot_be_read_are_removed_and_those_of_a_newer_version
 
 async def test_the_store_is_bounded_and_critical_rows_go_last(tmp_path: Path, autojump_clock: MockClock) -> None:
     world = World(tmp_path, "a", most=10)
-    world.teller.send(alert("loud", durable=True, severity=Severity.CRITICAL))
+    await keep(world.teller, world.store, world.lane, alert("loud", durable=True, severity=Severity.CRITICAL))
     assert await world.teller._queue.flush()
     for number in range(12):
-        world.teller.send(alert(str(number), durable=True))
+        await keep(world.teller, world.store, world.lane, alert(str(number), durable=True))
     assert await world.teller._queue.flush()
     kept = [row["key"] for row in world.teller.status()["stored"]]  # type: ignore[attr-defined]
     assert kept == ["loud", *(str(number) for number in range(3, 12))]
@@ -320,7 +322,7 @@ async def test_a_reload_adds_changes_and_takes_out_sinks_and_changed_ones_keep_w
     world = await running(nursery, tmp_path, "a", "b")
     for sink in world.made.values():
         sink.broken = SinkError("no")
-    world.teller.send(alert(durable=True))
+    await keep(world.teller, world.store, world.lane, alert(durable=True))
     assert await world.teller._queue.flush()
     await settled(world)
     world.made["a"].broken = None
@@ -373,7 +375,7 @@ async def test_the_teller_goes_on_with_everything_after_it_was_started_again(
     for key in ("one", "two"):
         async with trio.open_nursery() as nursery:
             await nursery.start(world.teller.run)
-            world.teller.send(alert(key, durable=True))
+            await keep(world.teller, world.store, world.lane, alert(key, durable=True))
             await trio.sleep(0.5)
             nursery.cancel_scope.cancel()
     assert [incident.alert.key for incident in world.made["a"].notices] == ["one", "two"]
