@@ -8,7 +8,8 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar, final
@@ -183,7 +184,8 @@ class CapacityFiles(PeriodicActuator):
         """Files that a thread writes or removes now: no second thread tries one that hangs."""
         self._written: dict[CapacityPlace, tuple[PodCapacity, float]] = {}
         """The last write of each that has ended, also of those in `_problems`."""
-        self._problems: dict[str, str] = {}
+        self._problems: dict[CapacityPlace, str] = {}
+        """Why the last write of a file failed, or its removal."""
 
     # The interface of an auxiliary actuator
 
@@ -202,17 +204,17 @@ class CapacityFiles(PeriodicActuator):
                     "next_state": capacity.next_state,
                 }
                 for place, (capacity, _) in sorted(self._written.items(), key=lambda item: item[0])
-                if place.uid not in self._problems
+                if place not in self._problems
             },
             "counts": dict(sorted(self.counts.items())),
         }
 
     def notified(self) -> frozenset[str]:
         """Uids of the pods whose file was written, and whose last write has not failed."""
-        return frozenset(place.uid for place in self._written) - self._problems.keys()
+        return frozenset(place.uid for place in self._written.keys() - self._problems.keys())
 
     def problems(self) -> Sequence[str]:
-        return [f"capacity file of pod {uid}: {text}" for uid, text in sorted(self._problems.items())]
+        return [f"capacity file of pod {place.uid}: {text}" for place, text in sorted(self._problems.items())]
 
     # One sweep
 
@@ -236,21 +238,21 @@ class CapacityFiles(PeriodicActuator):
             for place, capacity in wanted.items()
             if place.uid not in held and self._is_due(place, capacity, now)
         }
-        self._keep_problems({place.uid for place in wanted})
+        self._keep_problems(wanted.keys() | self._rows.now.places)
         try:
             # Before the first write: a restore removes the file also after a crash.
             await self._rows.save(CapacityRows(places=self._rows.now.places | due.keys()))
         except StoreError as exc:
-            self._problems.update({place.uid: str(exc) for place in due})
+            self._problems.update(dict.fromkeys(due, str(exc)))
             return
         for place, capacity in due.items():
             await self._write(place, capacity)
 
-    def _keep_problems(self, uids: Collection[str]) -> None:
-        """The problems of these pods only; of the others no failed write is kept either."""
-        others = self._problems.keys() - set(uids)
-        self._problems = {uid: text for uid, text in self._problems.items() if uid not in others}
-        self._written = {place: last for place, last in self._written.items() if place.uid not in others}
+    def _keep_problems(self, places: AbstractSet[CapacityPlace]) -> None:
+        """The problems of these files only; of the others no failed write is kept either."""
+        others = self._problems.keys() - places
+        self._problems = {place: text for place, text in self._problems.items() if place not in others}
+        self._written = {place: last for place, last in self._written.items() if place not in others}
 
     def _wanted(self, plan: CapacityPlan) -> dict[CapacityPlace, PodCapacity]:
         return {
@@ -274,13 +276,13 @@ class CapacityFiles(PeriodicActuator):
         except trio.TooSlowError:
             self._failed(place, f"{place.directory}: the file system does not answer")
         else:
-            self._problems.pop(place.uid, None)
+            self._problems.pop(place, None)
             self.counts["written"] += 1
         # A failed write is tried again with the next content or interval.
         self._written[place] = capacity, now
 
     def _failed(self, place: CapacityPlace, text: str) -> None:
-        self._problems[place.uid] = text
+        self._problems[place] = text
         self.counts["failed"] += 1
 
     async def _remove(self, places: Iterable[CapacityPlace]) -> list[RestoreResult]:
@@ -298,8 +300,11 @@ class CapacityFiles(PeriodicActuator):
                 result = await self._in_thread(place, partial(remove, self._root, place))
             done.append(result)
             self._written.pop(place, None)
+            self._problems.pop(place, None)
             if result.ok:
                 finished.add(place)
+            else:
+                self._problems[place] = f"{place.directory}: {place.file} is not removed: {result.detail}"
         return await self._rows.restored(CapacityRows(places=self._rows.now.places - finished), done)
 
     async def _in_thread(self, place: CapacityPlace, act: Callable[[], _T]) -> _T:

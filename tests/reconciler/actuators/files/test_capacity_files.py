@@ -194,6 +194,37 @@ async def test_a_file_that_cannot_be_removed_is_not_reported_as_removed_and_keep
     assert (live.file().exists(), live.rows()) == (True, {"a"})
 
 
+async def test_a_file_that_a_sweep_cannot_remove_is_a_problem_until_it_is_removed_or_wanted_again(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: str, *, dir_fd: int | None = None) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path, dir_fd)
+
+    text = f"capacity file of pod a: {live.volume('a')}: capacity.json is not removed: EPERM"
+    for ends in (partial(live.sweep, "a"), live.off, live.actuator.restore):
+        await live.sweep("a")
+        assert live.actuator.problems() == []
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "unlink", refused)
+            await live.off()
+            await live.off()
+        assert [problem.replace(str(live.path), "") for problem in live.actuator.problems()] == [
+            text.replace(str(live.path), "")
+        ]
+        assert live.rows() == {"a"}
+        await ends()
+        assert live.actuator.problems() == []
+
+
+async def test_a_failed_write_is_no_problem_once_no_file_is_wanted(live: Live, tmp_path: Path) -> None:
+    os.rmdir(live.volume("b"))
+    live.volume("b").symlink_to(tmp_path)
+    await live.sweep("b")
+    assert len(live.actuator.problems()) == 1
+    await live.off()
+    assert live.actuator.problems() == []
+
+
 async def test_a_directory_in_its_place_is_not_reported_as_a_file_that_was_removed(live: Live) -> None:
     await live.sweep("a")
     live.file().unlink()
