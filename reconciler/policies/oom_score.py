@@ -90,8 +90,6 @@ def _settings(pods: Mapping[str, Pod], config: OomScoreConfig) -> Mapping[str, S
 
 
 def _settings_of(pod: Pod, config: OomScoreConfig) -> Mapping[str, Setting]:
-    if pod.pod_class.online and not config.online:
-        return {}
     reason = _REQUESTED if pod.pod_class.online else _REASON
     return {
         container.group.path: setting_of(pod, container, OOM_SCORE, score, policy=NAME, reason=reason)

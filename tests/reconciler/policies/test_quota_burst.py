@@ -313,6 +313,8 @@ def test_only_settled_containers_of_online_pods_with_a_known_quota_borrow() -> N
 def test_who_takes_part(asked: BurstLimit | None, every: bool, asking: bool) -> None:
     item = replace(online("a", bounded()), wish=CpuPreferences(burst_policy=asked))
     assert takes_part(item, CONFIG) is every
+    assert takes_part(item, QuotaBurstConfig(enabled=True, pods=False)) is every
+    assert not takes_part(item, QuotaBurstConfig(pods=False))
     assert takes_part(item, QuotaBurstConfig()) is asking
 
 

@@ -307,6 +307,14 @@ def test_what_an_old_kubelet_rewrites_is_not_fought_over(
     assert refused(view, item, want(POD, "cpu.weight", 2)) == []
 
 
+def test_an_old_kubelet_does_not_rewrite_the_pause_container() -> None:
+    """It follows its pod's directory, which v1 narrows only with all below it."""
+    view = node(APP, kubelet=kubelet(default="0-7", reasserts_s=10.0))
+    sets = want(POD, "cpu.set", cpus("1-3")), want(PAUSE, "cpu.set", cpus("1-3"))
+    assert refused(view, APP, *sets) == []
+    assert refused(view, APP, *sets, want(PAUSE, "cpu.weight", 2)) == ["sandbox"]
+
+
 def test_every_refusal_says_why_in_words() -> None:
     view = node(APP, kubelet=kubelet(default="0-7", reasserts_s=10.0))
     (refusal,) = judge(view, APP, want(A, "cpu.set", cpus("1")))
