@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Final, final
 
 import trio
@@ -34,7 +34,7 @@ from reconciler.runtime import logs, malloc
 from reconciler.runtime.cgroup_namespace import join_host_cgroups
 from reconciler.runtime.cooperative import share_interpreter
 from reconciler.runtime.format import duration, plural
-from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
+from reconciler.runtime.lock import AlreadyRunningError, InstanceLock, exclusive
 from reconciler.runtime.standby import REFUSES_S, REQUEST, NotHandedOverError, StopSignals, wait_for_lock
 from reconciler.runtime.stint_timer import TIMER
 from reconciler.runtime.stints import LoopTimer, in_worker
@@ -90,6 +90,7 @@ class Daemon:
         self.in_force = ConfigInForce(loaded, observe=observe, wall=wall)
         self.handed_over = False
         """It has ended for a daemon that was started beside it."""
+        self._observe = observe
         self._hands_over_from = hands_over_from
         self._stops = stops
         self.agent: Agent | None = None
@@ -142,7 +143,10 @@ class Daemon:
                         self._log.warning(
                             "bypassd's own pod is of QoS class BestEffort and in the BE budget: give it a CPU request"
                         )
-                    await self._serve(place)
+                    # One that can only observe may run beside another one.
+                    pods = place.hierarchy.trigger_directory(place.layout.kubepods)
+                    with nullcontext() if self._observe else exclusive(pods):
+                        await self._serve(place)
                     if not self._ended:
                         malloc.free_earlier()  # the objects of the last agent, which the collector has skipped
             finally:

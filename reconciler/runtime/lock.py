@@ -1,13 +1,15 @@
-"""One bypassd per state directory: two would fight over every file and each undo the other's restore."""
+"""One bypassd per state directory, and per node: two would fight over every file and each undo the other's restore."""
 
 import errno
 import fcntl
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Final, Self, final
 
 from cgroupfs.errors import AgentError, errno_name
+from cgroupfs.lines import lines_of
 
 _NO_ROOM: Final = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO})
 """With these the file cannot be made, and the directory's own lock is enough."""
@@ -16,9 +18,8 @@ _NO_ROOM: Final = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO}
 class AlreadyRunningError(AgentError):
     """Another process holds the lock; the text names it. ``pid`` is None when it is unknown."""
 
-    def __init__(self, path: str, pid: int | None) -> None:
-        holder = f"pid {pid}" if pid is not None else "pid unknown"
-        super().__init__(f"{path}: another bypassd ({holder}) is running on this state directory")
+    def __init__(self, path: str, pid: int | None, runs: str = "is running on this state directory") -> None:
+        super().__init__(f"{path}: another bypassd (pid {'unknown' if pid is None else pid}) {runs}")
         self.pid = pid
 
 
@@ -72,6 +73,68 @@ class InstanceLock:
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.release()
+
+
+@contextmanager
+def exclusive(directory: str) -> Iterator[None]:
+    """Hold the lock of the directory of all pods' groups, whatever the state directory is. It need not exist.
+
+    Errors: `AlreadyRunningError`.
+    """
+    fd = -1
+    try:
+        with suppress(OSError):
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as exc:
+                runs = "manages these pods, with another store.path: stop it first"
+                raise AlreadyRunningError(directory, holder(directory), runs) from exc
+        yield
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def holder(path: str, locks: str = "/proc/locks") -> int | None:
+    """The process that holds a lock of flock(2) on a file, in this process's PID namespace; None: none is seen.
+
+    Source: proc(5).
+    """
+    try:
+        number = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            inode = f"{_device(number)}:{os.fstat(number).st_ino}"
+        finally:
+            os.close(number)
+        lines = _lines(locks)
+    except OSError:
+        return None
+    for line in lines:
+        fields = line.split()
+        # A process that waits for it has an arrow in the second place.
+        if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5] == inode and fields[4].isdecimal():
+            return int(fields[4]) or None
+    return None
+
+
+def _device(number: int) -> str:
+    """The device of an open file's file system, as in /proc/locks. Errors: `OSError`.
+
+    Of a file on btrfs, and on some overlays, stat(2) has another one: that of a part of the file system.
+    """
+    mount = next((line.split()[1] for line in _lines(f"/proc/self/fdinfo/{number}") if line.startswith("mnt_id:")), "")
+    for line in _lines("/proc/self/mountinfo"):
+        fields = line.split(" ")
+        if fields[0] == mount:
+            major, _, minor = fields[2].partition(":")
+            return f"{int(major):02x}:{int(minor):02x}"
+    raise FileNotFoundError(errno.ENOENT, f"no mount {mount}")
+
+
+def _lines(path: str) -> list[str]:
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        return lines_of(file.read())
 
 
 def _open(path: str) -> int:

@@ -5,7 +5,6 @@ The new one has loaded its program and its configuration, and waits for the lock
 continues within milliseconds. For a holder that does not know hand-overs the new one waits until it has ended.
 """
 
-import errno
 import math
 import os
 import signal
@@ -15,9 +14,9 @@ from types import FrameType
 from typing import Final, final
 
 from cgroupfs.errors import AgentError
-from cgroupfs.lines import lines_of, status_mask
+from cgroupfs.lines import status_mask
 from cgroupfs.log import get_log
-from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
+from reconciler.runtime.lock import AlreadyRunningError, InstanceLock, holder
 
 REQUEST: Final = signal.SIGUSR2
 REFUSES_S: Final = 300.0
@@ -118,47 +117,6 @@ def _request(path: str) -> bool:
         os.close(process)
     _LOG.info("hand-over requested", pid=pid)
     return True
-
-
-def holder(path: str, locks: str = "/proc/locks") -> int | None:
-    """The process that holds a lock of flock(2) on a file, in this process's PID namespace; None: none is seen.
-
-    Source: proc(5).
-    """
-    try:
-        number = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            inode = f"{_device(number)}:{os.fstat(number).st_ino}"
-        finally:
-            os.close(number)
-        lines = _lines(locks)
-    except OSError:
-        return None
-    for line in lines:
-        fields = line.split()
-        # A process that waits for it has an arrow in the second place.
-        if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5] == inode and fields[4].isdecimal():
-            return int(fields[4]) or None
-    return None
-
-
-def _device(number: int) -> str:
-    """The device of an open file's file system, as in /proc/locks. Errors: `OSError`.
-
-    Of a file on btrfs, and on some overlays, stat(2) has another one: that of a part of the file system.
-    """
-    mount = next((line.split()[1] for line in _lines(f"/proc/self/fdinfo/{number}") if line.startswith("mnt_id:")), "")
-    for line in _lines("/proc/self/mountinfo"):
-        fields = line.split(" ")
-        if fields[0] == mount:
-            major, _, minor = fields[2].partition(":")
-            return f"{int(major):02x}:{int(minor):02x}"
-    raise FileNotFoundError(errno.ENOENT, f"no mount {mount}")
-
-
-def _lines(path: str) -> list[str]:
-    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-        return lines_of(file.read())
 
 
 def _catches(pid: int) -> bool:

@@ -91,6 +91,21 @@ def test_a_daemon_that_does_not_wait_ends_beside_another_one(node: DirectoryNode
     assert second.end_code() == 3
 
 
+def test_a_daemon_with_another_store_ends_beside_one_that_manages_the_pods(node: DirectoryNode, daemon: Make) -> None:
+    """As after a change of ``store.path`` in a rollout with surge: both would write the same groups."""
+    old = daemon().up("--wait")
+    other = Daemon(node, store={"path": f"{node.root}/elsewhere/state.db"})
+    other.log = f"{other.directory}/other.log"
+    other.start("--wait")
+    assert other.end_code() == 3
+    assert f"another bypassd (pid {old.pid}) manages these pods, with another store.path: stop it first" in other.tail()
+    late = node.add(shares=102)
+    wait_for(lambda: bounded(node, late.main), told=old.tail)
+    assert old.stop() == 0
+    other.up()
+    assert other.stop() == 0
+
+
 def test_a_daemon_that_does_not_respond_keeps_the_lock_until_it_does(node: DirectoryNode, daemon: Make) -> None:
     old = daemon(log={"format": "json"}).up("--wait")
     second = Daemon(node, **YIELDS)

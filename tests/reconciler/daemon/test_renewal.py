@@ -14,6 +14,7 @@ from reconciler.config import load
 from reconciler.config.model import AgentMode, Config, OnStop
 from reconciler.daemon import main
 from reconciler.runtime import malloc
+from reconciler.runtime.lock import AlreadyRunningError, exclusive
 from reconciler.runtime.priority import LoopPriority, PriorityCalls, PriorityState
 from state.entry import RestoreResult
 from tests.until import until
@@ -103,10 +104,10 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> list[FakeAgent]:
     return FakeAgent.made
 
 
-def place() -> Any:
+def place(pods: str = "") -> Any:
     kubelet = SimpleNamespace(problems=())
     layout = SimpleNamespace(driver=SimpleNamespace(value="cgroupfs"), kubepods="/kubepods")
-    hierarchy = SimpleNamespace(mode=SimpleNamespace(value="v1"))
+    hierarchy = SimpleNamespace(mode=SimpleNamespace(value="v1"), trigger_directory=lambda _: pods)
     runtime = SimpleNamespace(problems=())
     topology = SimpleNamespace(online="0-1")
     return SimpleNamespace(
@@ -243,3 +244,32 @@ async def test_a_window_that_begins_is_applied_and_a_restore_by_command_lasts_ov
     assert not (await daemon.reload()).problems
     assert limit() == 90
     assert agents[0].mode.enforce
+
+
+@pytest.mark.parametrize("observe", [False, True])
+async def test_only_one_daemon_that_may_write_manages_a_nodes_pods_whatever_its_store(
+    agents: list[FakeAgent], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nursery: trio.Nursery, *, observe: bool
+) -> None:
+    async def found(*_: object) -> Any:
+        return place(str(tmp_path))
+
+    monkeypatch.setattr(main, "wait_for_place", found)
+    with exclusive(str(tmp_path)):
+        daemon = main.Daemon(loaded(Config(mode=AgentMode.ENFORCE)), observe=observe)
+        if observe:
+            nursery.start_soon(daemon.run)
+            await until(lambda: agents)
+            return
+        with pytest.raises(ExceptionGroup) as caught:
+            await daemon.run()
+    refused = caught.value.exceptions[0]
+    assert isinstance(refused, AlreadyRunningError)
+    assert (refused.pid, agents) == (os.getpid(), [])
+    # The kernel has released it, and the next daemon's agents hold it, one after the other.
+    daemon = main.Daemon(loaded(Config(mode=AgentMode.ENFORCE)))
+    nursery.start_soon(daemon.run)
+    await until(lambda: agents)
+    agents[0].renew("test")
+    await until(lambda: len(agents) == 2)
+    with pytest.raises(AlreadyRunningError, match="manages these pods, with another store"), exclusive(str(tmp_path)):
+        pass

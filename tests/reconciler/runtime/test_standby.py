@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from reconciler.runtime import standby
-from reconciler.runtime.lock import InstanceLock
-from reconciler.runtime.standby import NotHandedOverError, StopSignals, holder
+from reconciler.runtime.lock import InstanceLock, holder
+from reconciler.runtime.standby import NotHandedOverError, StopSignals
 
 HOLDER = """
 import signal, sys, time
@@ -139,8 +139,7 @@ mount -t tmpfs none high; mkdir high/up high/work
 mount -t overlay none -o lowerdir=low,upperdir=high/up,workdir=high/work,xino=off joined
 exec "$2" -c '
 import os
-from reconciler.runtime.lock import InstanceLock
-from reconciler.runtime.standby import holder
+from reconciler.runtime.lock import InstanceLock, holder
 with InstanceLock("joined/state"):
     print(holder("joined/state/lock") == os.getpid())
 '
