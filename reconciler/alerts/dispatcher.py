@@ -257,6 +257,7 @@ class AlertDispatcher:
         before, self._config = self._config, config
         self._queue.most = config.queue
         self._incidents.forget_s = self._forget_s(config)
+        ended: list[str] = []
         for name, courier in list(self._couriers.items()):
             now = config.sinks.get(name)
             setup = self._setup(name, now) if now is not None else None
@@ -267,11 +268,15 @@ class AlertDispatcher:
             if now is None:
                 self._queue.acknowledge([key for key, row in self._queue.rows.items() if name in row.to], name)
                 self._soon.set()
+                if courier.reported:
+                    ended.append(name)
             else:
-                self._start(name, now, courier.outbox)
+                self._start(name, now, courier)
         for name, sink in config.sinks.items():
             if name not in self._couriers:
-                self._start(name, sink, None)
+                self._start(name, sink)
+        for name in ended:
+            self._tell_of_sink(name, f"alerts to {name}: the sink is no longer configured", well=True)
 
     async def test(self, only: str | None, by: str) -> Sequence[Mapping[str, object]]:
         """Send a test to each sink (or one) now, around filters and waits; returns the result by sink."""
@@ -382,17 +387,21 @@ class AlertDispatcher:
                 await self._soon.wait(_RETRY_S)
                 self._soon.set()
 
-    def _courier(self, name: str, config: SinkConfig, outbox: Outbox | None = None) -> SinkWorker:
-        if outbox is None:
-            outbox = Outbox(name, rules_of(config, self._config.queue), self._clock() - trio.current_time())
-        else:
-            outbox.rules = rules_of(config, self._config.queue)
+    def _courier(self, name: str, config: SinkConfig, before: SinkWorker | None = None) -> SinkWorker:
+        rules = rules_of(config, self._config.queue)
+        outbox = Outbox(name, rules, self._clock() - trio.current_time()) if before is None else before.outbox
+        outbox.rules = rules
         return SinkWorker(
-            self._setup(name, config), outbox, self._build, settled=self._delivered, failing=self._sink_failing
+            self._setup(name, config),
+            outbox,
+            self._build,
+            settled=self._delivered,
+            failing=self._sink_failing,
+            reported=before is not None and before.reported,
         )
 
-    def _start(self, name: str, config: SinkConfig, outbox: Outbox | None) -> None:
-        courier = self._couriers[name] = self._courier(name, config, outbox)
+    def _start(self, name: str, config: SinkConfig, before: SinkWorker | None = None) -> None:
+        courier = self._couriers[name] = self._courier(name, config, before)
         if self._nursery is not None:
             self._nursery.start_soon(courier.run, name=f"alerts to {name}")
 
@@ -403,8 +412,10 @@ class AlertDispatcher:
 
     def _sink_failing(self, name: str, error: str | None) -> None:
         message = f"alerts to {name} {'are delivered again' if error is None else f'cannot be delivered: {error}'}"
-        alert = source_alert(f"sink:{name}", message, {"sink": name}, self._clock(), well=error is None)
-        self.send(alert, besides=name)
+        self._tell_of_sink(name, message, well=error is None)
+
+    def _tell_of_sink(self, name: str, message: str, *, well: bool) -> None:
+        self.send(source_alert(f"sink:{name}", message, {"sink": name}, self._clock(), well=well), besides=name)
 
     @staticmethod
     def _forget_s(config: AlertsConfig) -> float:

@@ -37,12 +37,17 @@ class SinkWorker:
         *,
         settled: Callable[[Sequence[str], str], None],
         failing: Callable[[str, str | None], None],
+        reported: bool = False,
     ) -> None:
-        """``failing`` is called with the sink's name and its error when that has lasted, and None when it is over."""
+        """``failing`` is called with the sink's name and its error when that has lasted, and None when it is over.
+
+        ``reported``: it was called with an error for the same sink before.
+        """
         self.name = setup.name
         self.setup = setup
         self.outbox = outbox
         self.problem: str | None = None
+        self.reported = reported
         self._build = build
         self._settled = settled
         self._failing = failing
@@ -113,9 +118,9 @@ class SinkWorker:
         self._done(batch, self.outbox.delivered(trio.current_time()))
         if self.problem is not None:
             self._log.info("delivery works again")
-            if self._fails >= TELL_AFTER:
-                self._failing(self.name, None)
-        self.problem, self._fails = None, 0
+        if self.reported:
+            self._failing(self.name, None)
+        self.problem, self._fails, self.reported = None, 0, False
 
     def _failed(self, batch: Sequence[Incident], exc: SinkError) -> float:
         """Take note; how long to wait until the next try."""
@@ -146,6 +151,7 @@ class SinkWorker:
         self._fails += 1
         if self._fails == TELL_AFTER:
             self._failing(self.name, self.problem)
+            self.reported = True
         wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(self._fails - 1, 20))
         # Many nodes lose the same server at the same moment, and must not come back at the same moment.
         wait_s *= random.uniform(0.5, 1.5)  # noqa: S311

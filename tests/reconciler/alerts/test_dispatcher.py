@@ -257,6 +257,30 @@ async def test_a_failing_sink_is_told_to_the_others_once_and_never_to_itself(
     assert [incident.alert.key for incident in world.made["b"].notices] == ["k"]
 
 
+@pytest.mark.parametrize("change", ["mended", "removed"])
+async def test_a_failing_sink_that_a_reload_changes_or_removes_is_reported_as_ended_to_the_others(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock, change: str
+) -> None:
+    world = await running(nursery, tmp_path, "a", "b")
+    world.made["b"].broken = SinkError("no door")
+    world.teller.send(alert())
+    await trio.sleep(600)
+    assert [incident.has_ended for incident in about_sinks(world, "a")] == [False]
+    if change == "removed":
+        world.teller.reconfigure(world.configured("a"))
+    else:
+        # The first change does not help.
+        world.teller.reconfigure(world.configured("a", "b", timeout_s=3.0))
+        await trio.sleep(60)
+        assert [incident.has_ended for incident in about_sinks(world, "a")] == [False]
+        world.made["b"].broken = None
+        world.teller.reconfigure(world.configured("a", "b", timeout_s=4.0))
+    await trio.sleep(60)
+    ended = about_sinks(world, "a")[-1]
+    words = {"mended": "alerts to b are delivered again", "removed": "alerts to b: the sink is no longer configured"}
+    assert (ended.has_ended, ended.alert.summary) == (True, words[change])
+
+
 async def test_what_an_earlier_run_left_is_told_with_its_id_and_goes_on_counting(
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
