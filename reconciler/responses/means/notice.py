@@ -101,7 +101,7 @@ class NoticeSender:
             try:
                 note = self._note(work.case, wish)
                 if note is not None:
-                    await self._in_thread(lambda: note.write(_text(work, left_s)))
+                    await self._in_thread(lambda: note.write(_text(work, self.config.wait_s)))
                     said = await self._wait_for(work, note)
                 elif wish.kind is NoticeKind.SIGNAL:
                     count = 0 if again else await signal_main(work.tree, work.processes, signal_number(wish.name))
@@ -145,7 +145,7 @@ class NoticeSender:
     async def _run(self, work: EvictionWork, left_s: float) -> str:
         """The hook; empty when it did not end with 0, so that the time is waited for. Errors: `OSError`."""
         assert self._program is not None
-        done = await self._program.run(left_s, _text(work, left_s).encode())
+        done = await self._program.run(left_s, _text(work, self.config.wait_s).encode())
         return "" if done.problem else "acknowledged"
 
     async def _in_thread(self, act: Callable[[], bool | None]) -> bool:
@@ -176,7 +176,7 @@ def _handles(proc: str, pid: int, number: int) -> bool:
     return bool(caught >> (number - 1) & 1)
 
 
-def _text(work: EvictionWork, left_s: float) -> str:
+def _text(work: EvictionWork, wait_s: float) -> str:
     order = work.case.order
     word = NoticeMessage(
         order=order.id,
@@ -184,7 +184,7 @@ def _text(work: EvictionWork, left_s: float) -> str:
         namespace=order.namespace,
         pod=order.name,
         cause=order.cause[:500],
-        ends_at=round(work.case.step_s + left_s),
+        ends_at=round(work.case.step_s + wait_s),
         grace_s=work.grace_s,
     )
     return msgspec.json.encode(word).decode() + "\n"

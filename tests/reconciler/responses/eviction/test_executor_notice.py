@@ -1,5 +1,6 @@
 """The notice that a pod gets before it is evicted, and the bounded wait for its answer."""
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -114,10 +115,12 @@ async def test_a_pods_own_annotation_chooses_how_it_is_told(bench: Bench) -> Non
 
 async def test_the_wait_for_an_answer_goes_on_and_not_anew_after_a_restart(bench: Bench) -> None:
     pod = bench.node.add("a")
-    volume(bench, "a")
-    bench.leave(replace(left_at(pod, EvictionStep.NOTICE), step_s=time.time() - 299.0))
+    note = volume(bench, "a") / "notice.json"
+    step_s = time.time() - 299.0
+    bench.leave(replace(left_at(pod, EvictionStep.NOTICE), step_s=step_s))
     config = varied(NOTICE, notice=replace(NOTICE.notice, wait_s=300.0))
     begun = time.monotonic()
     (case,) = await carried_out(bench.evictor(ScriptedWay(EvictionMethodName.CRI, ends(pod)), config=config))
     assert time.monotonic() - begun < 60, "a second is left of the wait"
     assert case.outcome is EvictionOutcome.DONE
+    assert json.loads(note.read_text())["endsAt"] == round(step_s + 300), "as it was before the restart"
