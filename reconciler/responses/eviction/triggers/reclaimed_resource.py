@@ -19,6 +19,7 @@ from reconciler.responses.eviction.triggers.base import (
     TriggerResult,
     not_measurable,
 )
+from reconciler.runtime.format import duration
 from state.evidence import NODE
 
 _SEEN: Final = 0.5
@@ -61,6 +62,8 @@ def _judge(config: ReclaimedResourceConfig, scene: EvictionContext, _memory: Sin
             need = requested - ratio * there * config.lower_percent / 100
             pressures.append(Shortage(trigger=TRIGGER.name, good=good, need=need, hard=True, evidence=text))
     if not parts:
+        if any(scene.value(NODE, signal) is not None for signal in TRIGGER.signals):
+            return TriggerResult(words=f"unknown: too few samples in {duration(config.for_s)}", known=False), {}
         return not_measurable(*TRIGGER.signals), {}
     return TriggerResult(words="; ".join(parts), pressures=tuple(pressures)), {}
 

@@ -399,7 +399,10 @@ def test_a_figure_that_is_missing_is_not_zero_and_zero_is_zero() -> None:
     world = promised(None, be("a", requests=batch(9000)))
     reading = Judge(reclaimed_resource.TRIGGER, world).after(60)
     assert (reading.known, reading.pressures) == (False, ())
+    assert reading.words == "unknown: be.budget, be.memory_bound not measured"
     world = promised(0, be("a", requests=batch(9000)))
+    reading = Judge(reclaimed_resource.TRIGGER, world).after(10)
+    assert (reading.known, reading.words) == (False, "unknown: too few samples in 60 s")
     (pressure,) = Judge(reclaimed_resource.TRIGGER, world).after(60).pressures
     assert pressure.need == 9000
 
