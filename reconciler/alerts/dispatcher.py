@@ -230,6 +230,8 @@ class AlertDispatcher:
             if fresh:
                 if to:
                     self._queue.put(notice, to)
+                    for name in set(to) - self._couriers.keys():  # removed meanwhile, by a reload
+                        self._queue.acknowledge([notice.id], name)
                 self._offer(notice)
 
         return stored

@@ -99,6 +99,20 @@ async def test_a_staged_alert_is_stored_with_its_event_or_not_at_all(
     assert (world.rows(), world.made["a"].log[0][1]) == ([], [("k", 1)])
 
 
+async def test_a_staged_alert_does_not_wait_for_a_sink_that_a_reload_removes_before_it_is_stored(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    """While the store cannot be written that may take long."""
+    world = await running(nursery, tmp_path, "a", "b")
+    batch = StoreBatch()
+    stored = world.teller.stage(batch, alert(durable=True))
+    world.teller.reconfigure(world.configured("a"))
+    await trio.to_thread.run_sync(world.store.apply, batch, limiter=world.lane)
+    stored()
+    await settled(world)
+    assert (world.rows(), world.teller.stored, world.made["a"].log[0][1]) == ([], 0, [("k", 1)])
+
+
 async def test_an_alert_that_was_delivered_is_not_stored_when_it_is_staged_again(
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
