@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from reconciler.runtime.own_weight import GROUP
 from tests.daemon.process import Daemon
 from tests.e2e.mounts import hierarchies
 from tests.fakes.node import HIERARCHIES, DirectoryNode, RealKernel
@@ -41,6 +43,8 @@ def node(tmp_path: Path) -> Iterator[DirectoryNode]:
 def daemon(node: DirectoryNode) -> Iterator[Callable[..., Daemon]]:
     """Make a daemon for the node (not started); it is killed after the test."""
     made: list[Daemon] = []
+    own = f"{hierarchies()['cpu']}{GROUP}"
+    existed = os.path.isdir(own)
 
     def make(**more: object) -> Daemon:
         made.append(Daemon(node, **more))
@@ -52,3 +56,7 @@ def daemon(node: DirectoryNode) -> Iterator[Callable[..., Daemon]]:
         for item in made:
             if item.running:
                 item.kill()
+        # A daemon that is killed leaves its group; it is not removed where another one is in it.
+        if not existed:
+            with suppress(OSError):
+                os.rmdir(own)
