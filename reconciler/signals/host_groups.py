@@ -19,6 +19,7 @@ from msgspec.json import Decoder
 from cgroupfs.bounded import decoded
 from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from cgroupfs.steps import ancestors
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.safe_files import FileRule, read_file
 from reconciler.signals.host_config import UNITS, HostKind, HostMatch
@@ -146,7 +147,9 @@ class HostGroupFinder:
                     places = {path: tree for path, (cid, tree) in containers.items() if self._is_named(cid, pattern)}
                 case HostKind.USER:
                     continue
-            found[name] = await self._groups(dict(islice(places.items(), most)), slices)
+            # What is inside another one is in its numbers already.
+            tops = islice(outermost(places), most)
+            found[name] = await self._groups({path: places[path] for path in tops}, slices)
         shares = fair_shares({name: len(groups) for name, groups in found.items()}, MOST)
         return {
             name: HostGroupsFound(tuple(groups[path] for path in sorted(groups)[: shares[name]]), len(groups))
@@ -290,9 +293,7 @@ async def _fitting(places: Mapping[str, str], pattern: str, slices: TimeSlice) -
 
 
 def outermost(groups: Iterable[str]) -> list[str]:
-    """Those that are in none of the others. Pure."""
-    chosen: list[str] = []
-    for path in sorted(set(groups), key=lambda path: (path.count("/"), path)):
-        if not any(f"{path}/".startswith(f"{above}/") for above in chosen):
-            chosen.append(path)
-    return chosen
+    """Those that are in none of the others, by their depth. Pure."""
+    paths = set(groups)
+    tops = (path for path in paths if not any(above in paths for above in ancestors(path)))
+    return sorted(tops, key=lambda path: (path.count("/"), path))

@@ -19,6 +19,7 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import QosClass
+from cgroupfs.steps import ancestors
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.counter_delta import CounterDelta
 from reconciler.signals.host_config import HostKind, HostMatch, HostWorkloadConfig, parse_match
@@ -158,6 +159,8 @@ class HostMeter:
         """By key: the entry, and after a blank the group's path; the entry alone for a user's processes."""
         self._users: dict[str, tuple[range, ...]] = {}
         """The user ids of each entry of a user; empty: the node has no such user."""
+        self._grouped: set[int] = set()
+        """Those of users' processes that are in the groups of entries, too."""
         self._cpus: dict[str, CpuSet] = {}
         """Where the processes of each part may run."""
         self._find_at = self._find_users_at = float("-inf")
@@ -185,14 +188,14 @@ class HostMeter:
         every = {key: part.pod for key, part in self._parts.items()}
         for reader in self._readers:
             await reader.read(self._scene(groups), sheet, now)
-        await self._by_times(sheet, slices)
+        be_users_milli = await self._by_times(sheet, slices)
         # Last: the confidence of a wait depends on the CPU use.
         await self._waits.read(self._scene(every), sheet, now)
         by_entry: dict[str, list[str]] = {name: [] for name in self._entries}
         for key, part in self._parts.items():
             by_entry[part.entry].append(key)
         entries = {name: self._entry(name, keys, sheet) for name, keys in by_entry.items()}
-        return HostWorkloads(at_s=now, entries=entries, be_milli=self._be_milli(sheet))
+        return HostWorkloads(at_s=now, entries=entries, be_milli=self._be_milli(sheet, be_users_milli))
 
     def victims(self) -> dict[str, HostVictim]:
         """What of victims' entries has processes, by the entry's subject and, after a blank, the group."""
@@ -245,9 +248,11 @@ class HostMeter:
             if kind is HostKind.USER
         }
         users = {name: uids for name, uids in self._users.items() if uids}
-        found = await self._processes.of_users(users, self._most, slices) if users else {}
+        groups = {part.group.path for part in self._parts.values() if part.group is not None}
+        found = await self._processes.of_users(users, groups, self._most, slices) if users else {}
+        self._grouped = {pid for processes in found.values() for pid in processes.grouped}
         for name in self._users:
-            started, total = found.get(name, ({}, 0))
+            started, total, _ = found.get(name, ({}, 0, ()))
             # Never due by itself: listed again with the next search of all processes.
             self._lists.known[name] = _Listing(dict(started), total, float("inf"))
             self._cpus[name] = await self._where(started, slices)
@@ -274,14 +279,19 @@ class HostMeter:
 
     # Measuring
 
-    async def _by_times(self, sheet: SampleSheet, slices: TimeSlice) -> None:
-        """CPU use and memory of what has no counters of its own; processes that are others by now are dropped."""
+    async def _by_times(self, sheet: SampleSheet, slices: TimeSlice) -> Sequence[float]:
+        """CPU use and memory of what has no counters of its own; processes that are others by now are dropped.
+
+        Returns what each process of BE entries' users uses that is in no group of an entry.
+        """
         self._ticks.rotate()
+        be_users: dict[int, float] = {}
         for key, part in self._parts.items():
             subject, known = pod_subject(key), self._lists.known.get(key)
             if known is None or (part.group is not None and self._finder.counts_cpu(part.group.path)):
                 continue
             ticks_a_s, pages, measured = 0.0, 0, False
+            is_be = self._entries[part.entry].counts_as is CountsAs.BE
             for pid, started in list(known.started.items()):
                 stat = self._processes.stat(pid)
                 if stat is None or stat.started != started:
@@ -292,12 +302,15 @@ class HostMeter:
                 grew = self._ticks.grown((pid, started), self._clock(), (stat.ticks,))
                 if grew is not None and (rate := grew.rate(0)) is not None:
                     ticks_a_s, measured = ticks_a_s + rate, True
+                    if part.group is None and pid not in self._grouped and is_be:
+                        be_users[pid] = 1000.0 * rate / self._tick_hz
                 await slices.checkpoint()
             if measured:
                 sheet.put(subject, "cpu.use", 1000.0 * ticks_a_s / self._tick_hz, confidence=_BY_TIMES)
             if known.started:
                 resident = pages * self._page_bytes
                 sheet.enter(subject, {"memory.use": resident, "memory.rss": resident}, _SHARED_PAGES)
+        return tuple(be_users.values())
 
     def _entry(self, name: str, keys: Sequence[str], sheet: SampleSheet) -> HostWorkload:
         entry, kind = self._entries[name], self._matches[name].kind
@@ -331,21 +344,17 @@ class HostMeter:
             return f"no {_NOUN[kind]} matches"
         return f"{matched} groups; {read} of them are read" if matched > read else None
 
-    def _be_milli(self, sheet: SampleSheet) -> int | None:
-        """What BE entries use: no group twice, and without victims inside of them."""
+    def _be_milli(self, sheet: SampleSheet, users_milli: Sequence[float]) -> int | None:
+        """What BE entries use: no group and no process twice, and without victims inside of them."""
         uses = {key: sheet.get(pod_subject(key), "cpu.use") for key in self._parts}
         groups: dict[CountsAs, dict[str, str]] = {CountsAs.BE: {}, CountsAs.VICTIM: {}}
-        total, known, has_groups = 0.0, False, False
+        total, known, has_groups = sum(users_milli), bool(users_milli), False
         for key, part in self._parts.items():
-            counts_as = self._entries[part.entry].counts_as
             if part.group is not None:
-                groups[counts_as].setdefault(part.group.path, key)
-            elif counts_as is CountsAs.BE and (use := uses[key]) is not None:
-                total, known = total + use, True
-        tops = outermost(groups[CountsAs.BE])
-        inside = [
-            path for path in outermost(groups[CountsAs.VICTIM]) if any(f"{path}/".startswith(f"{top}/") for top in tops)
-        ]
+                groups[self._entries[part.entry].counts_as].setdefault(part.group.path, key)
+        tops = set(outermost(groups[CountsAs.BE]))
+        # The outermost of those inside: a victim may be in a BE group that is in a victim's.
+        inside = outermost(path for path in groups[CountsAs.VICTIM] if not tops.isdisjoint((path, *ancestors(path))))
         for sign, paths, keys in ((1, tops, groups[CountsAs.BE]), (-1, inside, groups[CountsAs.VICTIM])):
             for path in paths:
                 has_groups = True

@@ -4,7 +4,7 @@ A listed process is identified by its pid and start time: with another start tim
 Source: proc(5) (/proc/PID/stat, status and cgroup), subuid(5).
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, final
 
@@ -13,6 +13,7 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import InputError
 from cgroupfs.files import FileOps
 from cgroupfs.lines import stat_numbers
+from cgroupfs.steps import ancestors
 from reconciler.runtime.cooperative import TimeSlice
 
 MOST: Final = 2048
@@ -74,11 +75,11 @@ def parse_process_status(text: str) -> HostProcessStatus:
     return HostProcessStatus(uids, cpus, threads)
 
 
-def is_pod_process(text: str, kubepods: str) -> bool:
-    """Whether a process is a pod's, by its /proc/PID/cgroup: in the kubelet's own tree in any hierarchy."""
-    # By the whole path: only root can put a process into that tree, but any user with a subtree can name a group so.
-    paths = (line.split(":", 2)[2] for line in text.split("\n") if line.count(":") >= 2)
-    return any(f"{path}/".startswith(f"{kubepods}/") for path in paths)
+def is_in(text: str, groups: Container[str]) -> bool:
+    """Whether a process is in one of these groups, or below it, in any hierarchy, by its /proc/PID/cgroup."""
+    # By the whole path: any user with a subtree can name a group as the kubelet's.
+    paths = {line.split(":", 2)[2] for line in text.split("\n") if line.count(":") >= 2}
+    return any(above in groups for path in paths if path.startswith("/") for above in (path, *ancestors(path)))
 
 
 def parse_passwd(text: str, name: str) -> int | None:
@@ -143,10 +144,13 @@ class HostProcesses:
         return GroupProcesses(pids, outside)
 
     async def of_users(
-        self, users: Mapping[str, Sequence[range]], most: int, slices: TimeSlice
+        self, users: Mapping[str, Sequence[range]], groups: Container[str], most: int, slices: TimeSlice
     ) -> dict[str, "UserProcesses"]:
-        """By user: the processes, in the order of their pids, at most so many of each. Pods' are left out."""
-        found = {name: UserProcesses({}, 0) for name in users}
+        """By user: the processes, in the order of their pids, at most so many of each. Pods' are left out.
+
+        ``groups``: paths of groups that are measured as such.
+        """
+        found = {name: UserProcesses({}, 0, set()) for name in users}
         try:
             # Not all directories of /proc are processes.
             listed = self._files.groups(self.proc, 2 * _SCANNED)
@@ -168,16 +172,18 @@ class HostProcesses:
             if not names:
                 continue
             try:
-                if is_pod_process(self._files.read(f"{self.proc}/{pid}", "cgroup"), self._kubepods):
-                    continue
+                table = self._files.read(f"{self.proc}/{pid}", "cgroup")
             except OSError:
                 continue
-            stat = self.stat(pid)
+            if is_in(table, {self._kubepods}):
+                continue
+            stat, grouped = self.stat(pid), is_in(table, groups)
             for name in names:
                 known = found[name]
                 if stat is not None and len(known.started) < most:
                     known.started[pid] = stat.started
-                found[name] = UserProcesses(known.started, known.total + 1)
+                    known.grouped.update({pid} if grouped else ())
+                found[name] = known._replace(total=known.total + 1)
         return found
 
     def stat(self, pid: int) -> HostProcessStat | None:
@@ -245,7 +251,8 @@ class GroupProcesses(NamedTuple):
 
 
 class UserProcesses(NamedTuple):
-    """A user's processes: start times by pid, and how many there are."""
+    """A user's processes: start times by pid, and how many there are. ``grouped``: pids in groups that are measured."""
 
     started: dict[int, int]
     total: int
+    grouped: set[int]

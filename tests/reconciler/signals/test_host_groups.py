@@ -164,5 +164,14 @@ def test_shares_are_fair_whatever_is_wanted(wanted: dict[str, int], most: int) -
     assert least is None or all(share <= least + 1 for share in shares.values())
 
 
+def test_a_group_inside_another_one_of_its_entry_is_in_its_numbers_already(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    for path in ("/user.slice/user-7.slice", "/user.slice/user-8.slice", "/userland.slice"):
+        tree.group(path)
+    found = find(tree, users="unit:user*.slice", seven="unit:user-7.slice")
+    assert (paths(found["users"]), found["users"].matched) == (["/user.slice", "/userland.slice"], 2)
+    assert paths(found["seven"]) == ["/user.slice/user-7.slice"]
+
+
 def test_of_groups_inside_each_other_the_outermost_counts() -> None:
     assert outermost(["/a/b", "/a", "/ab", "/a/b/c"]) == ["/a", "/ab"]

@@ -185,14 +185,42 @@ def test_be_use_counts_no_group_twice_and_no_victim_inside(tmp_path: Path) -> No
         all=("be", "cgroup:/batch"),
         part=("be", "cgroup:/batch/*"),
         db=("victim", "cgroup:/batch/db"),
-        alone=("victim", "cgroup:/web"),
+        web=("victim", "cgroup:/web"),
+        webs=("be", "cgroup:/web/batch"),
+        alone=("victim", "cgroup:/web/batch/db"),
     )
-    for path in ("/batch", "/batch/a", "/batch/db", "/web"):
+    uses = {"/batch": 900, "/batch/a": 400, "/batch/db": 300, "/web": 500, "/web/batch": 200, "/web/batch/db": 50}
+    for path in uses:
         node.group(path)
     assert node.read().be_milli is None
-    for path, ms in (("/batch", 900), ("/batch/a", 400), ("/batch/db", 300), ("/web", 500)):
+    for path, ms in uses.items():
         node.use(path, ms * MS)
-    assert node.read().be_milli == 600
+    assert node.read().be_milli == 600 + 150
+
+
+def test_be_use_counts_no_process_of_a_user_twice(tmp_path: Path) -> None:
+    """One in a group of another entry is in the group's use, or a victim's; and two entries may name one user."""
+    tree = Tree(tmp_path)
+    node = Node(
+        tree,
+        batch=("be", "cgroup:/batch"),
+        db=("victim", "cgroup:/db"),
+        ci=("be", "user:7"),
+        also=("be", "user:7"),
+    )
+    node.group("/batch", "11\n")
+    node.group("/db", "12\n")
+    put(tree, 11, group="/batch/a")
+    put(tree, 12, group="/db")
+    put(tree, 13)
+    node.read()
+    node.use("/batch", 400 * MS)
+    for pid, ms in ((11, 400), (12, 200), (13, 100)):
+        tree.proc(f"{pid}/stat", stat_text(ticks=30 + ms * TICK // 1000))
+    host = node.read()
+    # Each entry's own numbers are of all that it names.
+    assert host.entries["ci"].value("cpu.use") == host.entries["also"].value("cpu.use") == pytest.approx(700.0)
+    assert host.be_milli == 500
 
 
 def test_what_cannot_be_read_of_one_entry_does_not_touch_another(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from reconciler.signals.host_processes import (
     HostProcesses,
     HostProcessStat,
     UserProcesses,
-    is_pod_process,
+    is_in,
     parse_passwd,
     parse_process_stat,
     parse_process_status,
@@ -69,8 +69,8 @@ def test_anything_else_is_refused(text: str) -> None:
     ],
 )
 def test_a_pods_process_is_in_the_kubelets_own_tree(path: str, pod: bool) -> None:
-    assert is_pod_process(V1.format(path), "/kube.slice/kubepods.slice") is pod
-    assert is_pod_process(f"0::{path}\n", "/kube.slice/kubepods.slice") is pod
+    assert is_in(V1.format(path), {"/kube.slice/kubepods.slice"}) is pod
+    assert is_in(f"0::{path}\n", {"/kube.slice/kubepods.slice"}) is pod
 
 
 def test_a_user_is_found_in_passwd_alone(tmp_path: Path) -> None:
@@ -89,7 +89,10 @@ def of_users(tree: Tree, *uids: int, most: int = 10) -> dict[int, UserProcesses]
 
     async def run() -> dict[int, UserProcesses]:
         users = {str(uid): [range(uid, uid + 1), range(100 * uid, 100 * uid + 5)] for uid in uids}
-        return {int(name): found for name, found in (await processes.of_users(users, most, TimeSlice())).items()}
+        return {
+            int(name): found
+            for name, found in (await processes.of_users(users, {"/user.slice/batch"}, most, TimeSlice())).items()
+        }
 
     return trio.run(run)
 
@@ -104,11 +107,11 @@ def test_a_users_processes_are_found_wherever_they_are_but_in_pods(tmp_path: Pat
     tree.proc("14/stat", stat_text())
     tree.proc("14/cgroup", V1.format("/"))
     # In a user namespace of his own, as one of the ids that /etc/subuid gives him.
-    put(tree, 16, uid=704)
+    put(tree, 16, uid=704, group="/user.slice/batch/a")
     # It ended in between.
     tree.proc("15/status", status_text())
-    assert of_users(tree, 7, 99) == {7: ({10: 500, 11: 500, 14: 500, 16: 500}, 4), 99: ({}, 0)}
-    assert of_users(tree, 7, most=2) == {7: ({10: 500, 11: 500}, 4)}
+    assert of_users(tree, 7, 99) == {7: ({10: 500, 11: 500, 14: 500, 16: 500}, 4, {16}), 99: ({}, 0, set())}
+    assert of_users(tree, 7, most=2) == {7: ({10: 500, 11: 500}, 4, set())}
 
 
 def test_a_groups_processes_are_those_below_it_too_and_their_number_is_bounded(tmp_path: Path) -> None:
