@@ -10,9 +10,10 @@ filesystems/overlayfs; the kubelet's directories.
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import dropwhile
 from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import digits
@@ -26,10 +27,12 @@ from state.model import Pod
 
 SIGNALS: Final = ("fs.use", "fs.inodes_use")
 _EVERY_S: Final = 60.0
-_LONGEST_S: Final = 120.0
-"""``du`` is killed after so long."""
+_LONGEST_S: Final = 110.0
+"""Both counts together; ``du`` is killed then. The numbers are valid for 240 s (`reconciler.signals.history`)."""
+_SIZES_S: Final = 80.0
+"""The first one. The second has fewer files to count, and finds them in the kernel's caches."""
 _HANGS_S: Final = 3 * _LONGEST_S
-"""Both counts are over by then, unless a file system keeps ``du`` from being killed."""
+"""Longer only where a file system keeps ``du`` from being killed."""
 _ROOT: Final = re.compile(r"^\d+ \d+ \d+:\d+ \S+ / .* - overlay \S+ \S*?upperdir=([^,\s]+)", re.MULTILINE)
 _DU: Final = ("nice", "-n", "19", "du", "-x", "-s")
 _ENVIRONMENT: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
@@ -57,8 +60,16 @@ class DirectoryUsage(NamedTuple):
     at_s: float
 
 
-def run_du(options: Sequence[str], paths: Sequence[str]) -> str:
-    """Output of ``du``; files that vanish meanwhile are no error. Blocks. Errors: `OSError`."""
+class DuStopped(TimeoutError):
+    """``du`` was killed. ``text``: its output, for the paths before the one that it was at."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(None, "du was stopped")
+        self.text = text
+
+
+def run_du(options: Sequence[str], paths: Sequence[str], longest_s: float) -> str:
+    """Output of ``du``; files that vanish meanwhile are no error. Blocks. Errors: `OSError`, `DuStopped`."""
     try:
         # Walking a million files in a thread of the agent would delay the loop.
         done = subprocess.run(  # noqa: S603  (two programs of the system, with paths of the node's own)
@@ -67,11 +78,13 @@ def run_du(options: Sequence[str], paths: Sequence[str]) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=_ENVIRONMENT,
-            timeout=_LONGEST_S,
+            timeout=longest_s,
             check=False,
         )
     except subprocess.TimeoutExpired as exc:
-        raise TimeoutError(None, f"du did not finish within {duration(_LONGEST_S)}") from exc
+        # Without a last line that has no end.
+        lines, _, _ = (exc.stdout or b"").rpartition(b"\n")
+        raise DuStopped(os.fsdecode(lines)) from exc
     # The exit statuses of ``nice`` where it cannot run the program.
     if done.returncode in {126, 127}:
         raise FileNotFoundError(None, "no du program found")
@@ -86,6 +99,14 @@ def parse_du(text: str) -> dict[str, int]:
         if tab and (number := digits(count)) is not None:
             numbers[path] = number
     return numbers
+
+
+class _Counted(NamedTuple):
+    """Of one round. ``late``: the subject at which ``du`` was stopped. ``left``: those after it."""
+
+    uses: dict[str, DirectoryUsage]
+    late: str | None = None
+    left: tuple[str, ...] = ()
 
 
 def upper_directory(mountinfo: str) -> str | None:
@@ -114,7 +135,9 @@ def _without(path: str, mounts: Mapping[str, bool]) -> Iterator[str]:
 class DirectoryUsageReader(BaseReader):
     """A `Reader`. ``kubelet``, ``images``: directories of theirs, without ``root``, the prefix of all paths."""
 
-    def __init__(self, shared: SharedReaders, du: Callable[[Sequence[str], Sequence[str]], str] = run_du) -> None:
+    def __init__(
+        self, shared: SharedReaders, du: Callable[[Sequence[str], Sequence[str], float], str] = run_du
+    ) -> None:
         super().__init__(shared)
         means = shared.means
         images = means.filesystems.get("imagefs")
@@ -124,9 +147,13 @@ class DirectoryUsageReader(BaseReader):
         self._logs = f"{self._root}/{_LOGS}"
         self._images = None if images is None else f"{self._root}/{images.strip('/')}"
         self._du = du
-        self._job = BackgroundJob[dict[str, DirectoryUsage]]("fsuse")
+        self._job = BackgroundJob[_Counted]("fsuse")
         self._uses: Mapping[str, DirectoryUsage] = {}
         """By subject."""
+        self._order: Mapping[str, int] = {}
+        """The place of each subject in the next round."""
+        self._late: Collection[str] = ()
+        """Those at which ``du`` was stopped: counted last, so that no pod's many files hide the others' use."""
         self._next_at = 0.0
         self._problem: str | None = None
 
@@ -138,12 +165,12 @@ class DirectoryUsageReader(BaseReader):
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         try:
-            directory_usages = self._job.take()
+            counted = self._job.take()
         except OSError as exc:
             self._problem = f"cannot count the pods' files: {exc.strerror}"
         else:
-            if directory_usages is not None:
-                self._uses, self._problem = directory_usages, None
+            if counted is not None:
+                self._take(counted)
             elif (busy_s := self._job.busy_s()) > _HANGS_S:
                 self._problem = f"cannot count the pods' files: no answer for {duration(busy_s)}"
         at_s = self._clock()
@@ -153,7 +180,7 @@ class DirectoryUsageReader(BaseReader):
             for uid, pod in scene.view.pods.items():
                 places[uid] = tuple(self._places(pod, now))
                 await slices.checkpoint()
-            self._job.start(partial(self._count, places))
+            self._job.start(partial(self._count, places, self._order))
             self._next_at = at_s + _EVERY_S
         for uid in scene.view.pods:
             for subject in (pod_subject(uid), pod_at(uid, _IMAGES)):
@@ -161,6 +188,19 @@ class DirectoryUsageReader(BaseReader):
                     age_s = max(0.0, at_s - use.at_s)
                     sheet.put(subject, "fs.use", use.size, age_s=age_s)
                     sheet.put(subject, "fs.inodes_use", use.inodes, age_s=age_s)
+
+    def _take(self, counted: _Counted) -> None:
+        stopped_at = () if counted.late is None else (counted.late,)
+        left = {*counted.left, *stopped_at}
+        self._late = left.intersection((*self._late, *stopped_at))
+        # The late ones are counted in turn, too.
+        order = sorted((*counted.left, *counted.uses), key=lambda subject: subject in self._late)
+        self._order = {subject: place for place, subject in enumerate((*order, *stopped_at))}
+        self._uses = {subject: use for subject, use in self._uses.items() if subject in left} | counted.uses
+        self._problem = None
+        if stopped_at:
+            pods = "1 pod" if len(left) == 1 else f"{len(left)} pods"
+            self._problem = f"du took too long at {counted.late} and was stopped; not counted: the files of {pods}"
 
     def _places(self, pod: Pod, now: float) -> Iterator[str]:
         """Where its files may be; a process's own mount table is left for the thread to read."""
@@ -170,11 +210,11 @@ class DirectoryUsageReader(BaseReader):
         for pid in self._processes.get(pod, now):
             yield f"{self._root}/proc/{pid}/mountinfo"
 
-    def _count(self, places: Mapping[str, Sequence[str]]) -> dict[str, DirectoryUsage]:
+    def _count(self, places: Mapping[str, Sequence[str]], order: Mapping[str, int]) -> _Counted:
         """In the thread. Errors: `OSError` when nothing can be counted."""
         at_s = self._clock()
         nodefs, imagefs = os.stat(self._pods).st_dev, self._image_device()
-        mounts, chosen = self._mounts(nodefs), dict[str, list[str]]()
+        mounts, found = self._mounts(nodefs), dict[str, list[str]]()
         for uid, paths in places.items():
             # One file system by both names is the first.
             subjects = {imagefs: pod_at(uid, _IMAGES), nodefs: pod_subject(uid)}
@@ -182,19 +222,34 @@ class DirectoryUsageReader(BaseReader):
             for path, device in sorted(set(self._found(paths))):
                 # Volumes mounted from elsewhere and memory volumes fill neither file system.
                 if device in subjects:
-                    chosen.setdefault(subjects[device], []).extend(_without(path, mounts))
-        everything = [path for paths in chosen.values() for path in paths]
-        if not everything:
-            return {}
-        sizes, inodes = parse_du(self._du(("-B1",), everything)), parse_du(self._du(("--inodes",), everything))
-        return {
-            subject: DirectoryUsage(
-                sum(sizes[path] for path in paths), sum(inodes.get(path, 0) for path in paths), at_s
-            )
-            for subject, paths in chosen.items()
-            # A directory removed while it was counted makes the whole pod unknown: it may have been the largest.
-            if all(path in sizes for path in paths)
+                    found.setdefault(subjects[device], []).extend(_without(path, mounts))
+        wanted = {subject: found[subject] for subject in sorted(found, key=lambda subject: order.get(subject, -1))}
+        sizes, late = self._numbers("-B1", wanted, _SIZES_S)
+        # A directory removed while it was counted makes the whole pod unknown: it may have been the largest.
+        whole = {subject: paths for subject, paths in wanted.items() if sizes.keys() >= set(paths)}
+        inodes, earlier = self._numbers("--inodes", whole, at_s + _LONGEST_S - self._clock())
+        late = earlier or late
+        uses = {
+            subject: DirectoryUsage(sum(map(sizes.__getitem__, paths)), sum(map(inodes.__getitem__, paths)), at_s)
+            for subject, paths in whole.items()
+            if inodes.keys() >= set(paths)
         }
+        left = () if late is None else tuple(dropwhile(lambda subject: subject != late, wanted))[1:]
+        return _Counted(uses, late, left)
+
+    def _numbers(
+        self, option: str, wanted: Mapping[str, Sequence[str]], longest_s: float
+    ) -> tuple[dict[str, int], str | None]:
+        """One of ``du``'s numbers of each path, and the subject at which it was stopped."""
+        if not (places := [(path, subject) for subject, paths in wanted.items() for path in paths]):
+            return {}, None
+        try:
+            return parse_du(self._du((option,), [path for path, _ in places], longest_s)), None
+        except DuStopped as exc:
+            numbers = parse_du(exc.text)
+        # After the last path that was counted: one before it that has no number has been removed.
+        at = max((place for place, (path, _) in enumerate(places) if path in numbers), default=-1)
+        return numbers, places[min(at + 1, len(places) - 1)][1]
 
     def _mounts(self, nodefs: int) -> dict[str, bool]:
         """True: the place of a volume on another file system; False: a directory above one, below the pods'.

@@ -1,6 +1,7 @@
 import os
 import threading
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from reconciler.signals import fsuse
-from reconciler.signals.fsuse import DirectoryUsageReader, parse_du, run_du, upper_directory
+from reconciler.signals.fsuse import DirectoryUsageReader, DuStopped, parse_du, run_du, upper_directory
 from reconciler.signals.readers import SampleSheet
 from state.model import Pod
 from tests.reconciler.signals.podtree import Tree, scene, values
@@ -53,7 +54,7 @@ def _node(tmp_path: Path) -> tuple[Tree, list[str]]:
     return tree, [str(layer), str(volume), str(logs)]
 
 
-def _reader(tree: Tree, du: Callable[[Sequence[str], Sequence[str]], str] = run_du) -> DirectoryUsageReader:
+def _reader(tree: Tree, du: Callable[[Sequence[str], Sequence[str], float], str] = run_du) -> DirectoryUsageReader:
     return DirectoryUsageReader(tree.shared(), du)
 
 
@@ -99,7 +100,7 @@ async def test_layers_on_a_file_system_of_the_images_are_told_apart(
 
     monkeypatch.setattr(os, "stat", stat)
 
-    def du(options: Sequence[str], paths: Sequence[str]) -> str:
+    def du(options: Sequence[str], paths: Sequence[str], longest_s: float) -> str:
         return "".join(f"{100 if path == layer else 7}\t{path}\n" for path in paths)
 
     reader = DirectoryUsageReader(tree.shared(filesystems={"imagefs": "/var/lib/containerd"}), du)
@@ -126,7 +127,7 @@ async def test_images_on_the_same_file_system_are_not_counted_twice(tmp_path: Pa
 async def test_a_node_without_du_says_so(tmp_path: Path) -> None:
     tree, _ = _node(tmp_path)
 
-    def none(options: Sequence[str], paths: Sequence[str]) -> str:
+    def none(options: Sequence[str], paths: Sequence[str], longest_s: float) -> str:
         raise FileNotFoundError(None, "there is no du program")
 
     reader = _reader(tree, du=none)
@@ -138,7 +139,7 @@ async def test_a_pod_of_which_a_part_vanished_meanwhile_is_unknown(tmp_path: Pat
     tree, places = _node(tmp_path)
     os.makedirs(tmp_path / "var/lib/kubelet/pods/b")
 
-    def partly(options: Sequence[str], paths: Sequence[str]) -> str:
+    def partly(options: Sequence[str], paths: Sequence[str], longest_s: float) -> str:
         return "".join(f"7\t{path}\n" for path in paths if path != places[0])
 
     sheet = await _until_told(_reader(tree, du=partly), tree, "a", "b")
@@ -157,7 +158,7 @@ async def test_a_mount_of_a_process_in_a_user_namespace_of_its_own_names_no_dire
     (tmp_path / "proc/11/ns/user").symlink_to("user:[2]")
     counted: set[str] = set()
 
-    def du(options: Sequence[str], paths: Sequence[str]) -> str:
+    def du(options: Sequence[str], paths: Sequence[str], longest_s: float) -> str:
         counted.update(paths)
         return "".join(f"1\t{path}\n" for path in paths)
 
@@ -201,7 +202,7 @@ async def test_a_name_that_leads_elsewhere_names_no_directory(tmp_path: Path) ->
     (tmp_path / "var/log/pods/ns_").mkdir()
     counted: set[str] = set()
 
-    def du(options: Sequence[str], paths: Sequence[str]) -> str:
+    def du(options: Sequence[str], paths: Sequence[str], longest_s: float) -> str:
         counted.update(map(os.path.realpath, paths))
         return "".join(f"1\t{path}\n" for path in paths)
 
@@ -226,10 +227,10 @@ async def test_no_count_enters_a_volume_of_another_file_system_whose_server_may_
     (mount.parent / "vol_data.json").write_text("{}")
     counted: set[str] = set()
 
-    def du(options: Sequence[str], paths: Sequence[str]) -> str:
+    def du(options: Sequence[str], paths: Sequence[str], longest_s: float) -> str:
         assert not any(f"{mount}/".startswith(f"{path}/") for path in paths), "it would never return"
         counted.update(paths)
-        return run_du(options, paths)
+        return run_du(options, paths, longest_s)
 
     sheet = await _until_told(_reader(tree, du=du), tree, "a", "b")
     assert sheet.samples["pod:a"]["fs.use"].value >= 120_000
@@ -251,12 +252,60 @@ async def test_mounts_of_the_same_file_system_of_memory_and_inside_a_tenants_vol
     )
     counted: set[str] = set()
 
-    def du(options: Sequence[str], paths: Sequence[str]) -> str:
+    def du(options: Sequence[str], paths: Sequence[str], longest_s: float) -> str:
         counted.update(paths)
-        return run_du(options, paths)
+        return run_du(options, paths, longest_s)
 
     await _until_told(_reader(tree, du=du), tree, "a")
     assert str(tmp_path / "var/lib/kubelet/pods/a") in counted
+
+
+async def test_a_pod_with_too_many_files_hides_no_other_pods_use(tmp_path: Path) -> None:
+    tree, _ = _node(tmp_path)
+    pods = [replace(tree.pod(uid), namespace="ns", name="web") for uid in "abcd"]
+    for uid in "abcd":
+        os.makedirs(tmp_path / "var/lib/kubelet/pods" / uid, exist_ok=True)
+    slow, rounds = {"b", "c"}, list[str]()
+
+    def du(options: Sequence[str], paths: Sequence[str], longest_s: float) -> str:
+        if options[0] == "-B1":
+            rounds.append("".join(dict.fromkeys(path[-1] for path in paths)))
+        done = list(takewhile(lambda path: path[-1] not in slow, paths))
+        text = "".join(f"{len(rounds)}\t{path}\n" for path in done)
+        if len(done) < len(paths):
+            raise DuStopped(text)
+        return text
+
+    reader, known = _reader(tree, du), list[dict[str, float]]()
+    with trio.fail_after(60):
+        for number in range(1, 6):
+            if number == 5:
+                slow.clear()
+            while True:
+                sheet = SampleSheet()
+                await reader.read(scene(tree, *pods), sheet, tree.now)
+                if len(rounds) == number and reader._job.free:
+                    break
+                await trio.sleep(0.01)
+            known.append({uid[-1]: samples["fs.use"].value for uid, samples in sheet.samples.items()})
+            problem = reader.problems().get("fs.use")
+            assert problem == (
+                None
+                if number == 5
+                else f"du took too long at pod:{'bcbc'[number - 1]} and was stopped; "
+                f"not counted: the files of {[3, 4, 2, 2][number - 1]} pods"
+            )
+            tree.now += 61.0
+    # Those at which it was stopped are last, in turn.
+    assert rounds == ["abcd", "cdab", "dabc", "dacb", "dabc"]
+    assert known == [{"a": 2}, {"a": 2}, {"a": 6, "d": 3}, {"a": 8, "d": 4}, {**dict.fromkeys("dbc", 5), "a": 10}]
+
+
+def test_what_du_had_counted_when_it_was_stopped_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fsuse, "_DU", ("sh", "-c", r"printf '7\t/a\n9\t/a b\n8\t/ab'; exec sleep 60"))
+    with pytest.raises(DuStopped) as stopped:
+        run_du((), (), 0.5)
+    assert parse_du(stopped.value.text) == {"/a": 7, "/a b": 9}
 
 
 async def test_a_count_that_does_not_return_is_a_problem_and_nothing_is_listed_for_the_next(
@@ -269,7 +318,7 @@ async def test_a_count_that_does_not_return_is_a_problem_and_nothing_is_listed_f
     tree.put("cpuset", pod.containers[0].group.path, "cgroup.procs", "11\n")
     released = threading.Event()
 
-    def du(options: Sequence[str], paths: Sequence[str]) -> str:
+    def du(options: Sequence[str], paths: Sequence[str], longest_s: float) -> str:
         released.wait(60)
         return ""
 
