@@ -5,7 +5,6 @@ All waiting requests share one build (`Rounds`).
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Final, Generic, NamedTuple, TypeVar, final
 
 import msgspec
@@ -50,8 +49,8 @@ class Rounds(Generic[K, V]):
     """Builds for waiting requests, as often as ``pace`` allows. ``build`` makes everything for a set of keys.
 
     A build begins after the requests that share it have arrived: no response is older than its request. ``build``
-    also returns the CPU time of its threads. Seconds. ``apart``: other keys wait for a build of their own, so that
-    no two of their values are in memory.
+    also returns the CPU time of its threads. Seconds. ``apart``: keys of which it is not the same wait for a build of
+    their own, so that no two of their values are in memory.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Rounds(Generic[K, V]):
         build: Callable[[frozenset[K]], Awaitable[tuple[Iterator[tuple[K, Steps[V]]], float]]],
         pace: Pace,
         *,
-        apart: bool = False,
+        apart: Callable[[frozenset[K]], object] = lambda _: None,
     ) -> None:
         self._build = build
         self._pace = pace
@@ -91,7 +90,8 @@ class Rounds(Generic[K, V]):
     async def _round(self, first: "_Waiter[K, V]") -> None:
         """One build for all that wait. If its request is cancelled, the next waiting one starts over."""
         # Before the build: what arrives while it runs waits for the next one.
-        waiters = frozenset(waiter for waiter in self._waiting if not self._apart or waiter.keys == first.keys)
+        wanted = self._apart(first.keys)
+        waiters = frozenset(waiter for waiter in self._waiting if self._apart(waiter.keys) == wanted)
         result: BuildResult[K, V] | Exception
         before_s = self.spent_s
         self.builds += 1
@@ -175,10 +175,11 @@ class Answers:
     def __init__(self, status: StatusProvider, counts: HttpCounts, pace: Pace = READERS) -> None:
         self._status = status
         self._counts = counts
-        self.state_rounds = Rounds[_PartKey, bytes](self._sections, pace)
+        # Apart: each client chooses its pods (or its moment, for events), so the documents of several have little in
+        # common, and are as many as there are clients.
+        self.state_rounds = Rounds[_PartKey, bytes](self._sections, pace, apart=lambda keys: {key.pod for key in keys})
         self.metrics_rounds = Rounds[str, tuple[bytes, str]](self._metrics, pace)
-        # Apart: each client chooses from where, so the documents of several clients have little in common.
-        self.event_rounds = Rounds[EventStart, bytes](self._events, pace, apart=True)
+        self.event_rounds = Rounds[EventStart, bytes](self._events, pace, apart=lambda keys: keys)
         self.bodies = Bodies()
 
     async def state(self, sections: Sequence[str], form: str, pod: str = "") -> bytes:
@@ -191,11 +192,7 @@ class Answers:
         result = await self.state_rounds.get(frozenset(_PartKey(form, pod, name) for name in sections))
         # The build has more where other requests want more.
         others = frozenset((*self._status.sections, *self._status.views)) - frozenset(sections)
-        parts = [
-            (key.section, part)
-            for key, part in result.items()
-            if (key.form, key.pod) == (form, pod) and key.section not in others
-        ]
+        parts = [(key.section, part) for key, part in result.items() if key.form == form and key.section not in others]
         key = form, pod, tuple(sections)
         if key not in result.documents:
             # Before it is made: requests for many sets of sections are as many documents.
@@ -205,15 +202,10 @@ class Answers:
 
     async def _sections(self, keys: frozenset[_PartKey]) -> tuple[Iterator[tuple[_PartKey, Steps[bytes]]], float]:
         known = (*self._status.sections, *self._status.views)
-        made: list[Iterator[tuple[_PartKey, Steps[bytes]]]] = []
-        spent_s = 0.0
-        for pod in sorted({key.pod for key in keys}):
-            wanted = {key.section for key in keys if key.pod == pod}
-            forms = sorted({key.form for key in keys if key.pod == pod})
-            parts, more_s = await self._status.parts([name for name in known if name in wanted], pod)
-            made.append(_encoded(parts, forms, pod))
-            spent_s += more_s
-        return chain.from_iterable(made), spent_s
+        wanted, forms = {key.section for key in keys}, sorted({key.form for key in keys})
+        (pod,) = {key.pod for key in keys}
+        parts, spent_s = await self._status.parts([name for name in known if name in wanted], pod)
+        return _encoded(parts, forms, pod), spent_s
 
     async def events(self, after: int | None, run: str, since: float | None) -> bytes:
         """The events as a JSON document. Errors: `Busy`."""

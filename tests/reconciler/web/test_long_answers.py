@@ -235,6 +235,34 @@ async def test_events_are_built_one_after_the_other_and_rarely(autojump_clock: t
     assert len(at) == 3, "refused before it is built"
 
 
+async def test_documents_of_different_pods_are_not_in_memory_together(autojump_clock: trio.testing.MockClock) -> None:
+    """Any number of texts mean all pods of a node: readers with one each would have as many whole documents made."""
+    building = most = 0
+    at: list[float] = []
+
+    class Counted(FakeShown):
+        async def parts(self, sections: Sequence[str], pod: str = "") -> tuple[Iterator[tuple[str, object]], float]:
+            nonlocal building, most
+            building += 1
+            most = max(most, building)
+            at.append(trio.current_time())
+            return (await super().parts(sections, pod))[0], 0.46
+
+    answers = Answers(Counted(), HttpCounts())
+
+    async def ask(pod: str, section: str) -> None:
+        nonlocal building
+        await answers.state([section], "json", pod)
+        building = 0
+
+    async with trio.open_nursery() as nursery:
+        for pod, section in (("a", "pods"), ("b", "pods"), ("b", "pools"), ("c", "pods")):
+            nursery.start_soon(ask, pod, section)
+    assert len(at) == 3, "the same pods are the same build"
+    assert most == 1
+    assert min(after - before for before, after in pairwise(at)) == pytest.approx(5.0, abs=0.1)
+
+
 # What is shown
 
 
