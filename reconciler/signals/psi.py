@@ -36,6 +36,7 @@ _REMEDY: Final = {
     "that have it)",
     "full": "no full CPU pressure in this kernel (added in 5.13)",
     "pods": "no pressure files for pods: no cgroup2 tree contains their processes; enable interference.private_cgroup2",
+    "private": "no pressure files for pods: the pods' private groups are not filled yet",
     "off": "pressure is disabled for this group (cgroup.pressure)",
 }
 
@@ -72,6 +73,7 @@ class Psi(BaseReader):
         self._hierarchy = shared.means.hierarchy
         self._quotas = quotas
         self._private = private
+        self._without_pods = _REMEDY["private" if private is not None and shared.means.private_cgroup2 else "pods"]
         self._node = f"{shared.means.root.rstrip('/')}/proc/pressure"
         self._grew = CounterDelta()
         self._located: dict[str, _PressureFile] = {}
@@ -118,7 +120,7 @@ class Psi(BaseReader):
         if missing and missing == sum(1 for pod in pods.values() if pod.containers):
             for resource in wanted:
                 for signal in (_SOME[resource], _FULL[resource]):
-                    self._problems.setdefault(signal, _REMEDY["pods"])
+                    self._problems.setdefault(signal, self._without_pods)
 
     def _read_node(self, resource: PressureResource, sheet: SampleSheet, now: float) -> bool:
         """True: the kernel has none."""

@@ -344,9 +344,12 @@ def _psi(node: InspectedNode) -> CheckResult:
         read_pressure(node_pressure_file(PressureResource.CPU, node.root))
     except AgentError:
         return _no_psi(node)
-    groups = pressure_of_groups(node)
+    interference = node.config.interference
+    groups = "groups" if pressure_of_groups(node) else ""
+    if not groups and interference.enabled and interference.private_cgroup2:
+        groups = "private groups of pods"
     privileged = has_capability(node.root, _SYS_RESOURCE)
-    text = f"node, {'groups' if groups else 'not per group'}, triggers {'any' if privileged else '2 s'} window"
+    text = f"node, {groups or 'not per group'}, triggers {'any' if privileged else '2 s'} window"
     if not groups:
         return warn("PSI", text, "mount cgroup2 where the runtime uses it, or set interference.private_cgroup2: true")
     return ok("PSI", text)

@@ -337,6 +337,17 @@ def test_containers_of_a_runtime_with_another_driver_are_outside_of_kubepods(goo
     assert "SystemdCgroup = true" in there.fix
 
 
+def test_private_groups_for_the_pressure_of_pods_are_suggested_only_where_they_are_not_in_use(good: LiveNode) -> None:
+    os.unlink(f"{good.root}/sys/fs/cgroup/cpuacct/kubepods/cpu.pressure")
+    for config, state, told in (
+        ("", CheckState.WARN, "not per group"),
+        ("interference: {enabled: true, private_cgroup2: true}", CheckState.OK, "private groups of pods"),
+        ("interference: {private_cgroup2: true}", CheckState.WARN, "not per group"),
+    ):
+        (result,) = [item for item in examine(inspected(good.root, config)) if item.name == "PSI"]
+        assert (result.state, result.found) == (state, f"node, {told}, triggers any window")
+
+
 def test_pressure_that_is_compiled_in_but_off_is_told_from_none(good: LiveNode) -> None:
     shutil.rmtree(f"{good.root}/proc/pressure")
     for built, line, told, fix in (

@@ -68,7 +68,8 @@ class Node:
     def psi(
         self, throttling: Throttling | None = None, *, private: Private | None = None, files: ReadOps = REAL
     ) -> None:
-        self.reader = Psi(self.tree.shared(files=files), Quota(throttling), private=private)
+        shared = self.tree.shared(files=files, private_cgroup2=private is not None)
+        self.reader = Psi(shared, Quota(throttling), private=private)
 
     def of_pod(self, controller: str = "unified", path: str = "", **totals: tuple[int, int | None]) -> None:
         for resource in RESOURCES:
@@ -182,7 +183,9 @@ def test_pressure_switched_off_for_a_group_is_told(tmp_path: Path) -> None:
 def test_private_groups_are_used_once_they_are_filled(tmp_path: Path) -> None:
     node, private = Node(tmp_path, 1), Private({})
     node.psi(private=private)
+    node.of_node()
     node.next()
+    assert node.reader.problems()["cpu.pressure"].endswith("the pods' private groups are not filled yet")
     node.tree.group("/private")
     private.directories["a"] = node.tree.hierarchy.directory("pids", "/private")
     for total in (0, 100_000):
