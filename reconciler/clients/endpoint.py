@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 MASK: Final = "***"
+_LONGEST_LABEL: Final = 63
 _HOST: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789.-_:")
 
 
@@ -30,7 +31,10 @@ def split_url(url: str) -> Url:
         raise ValueError("expected http://HOST[:PORT][/PATH] or https://…") from exc
     name = parts.hostname or ""
     plain = url.isascii() and url.isprintable() and " " not in url
-    if parts.scheme not in {"http", "https"} or not plain or not name or set(name) - _HOST:
+    # A name with other labels is no name: the resolver refuses it by an error that is none of the network's.
+    labels = name.removesuffix(".").split(".")
+    valid = not set(name) - _HOST and all(0 < len(label) <= _LONGEST_LABEL for label in labels)
+    if parts.scheme not in {"http", "https"} or not plain or not valid:
         raise ValueError("expected http://HOST[:PORT][/PATH] or https://…")
     host = f"[{name}]" if ":" in name else name
     user = None

@@ -144,7 +144,14 @@ def test_the_host_field_is_the_urls_own(url: str, host: str) -> None:
     assert request.host == (b"::1" if "::1" in url else b"name")
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:port", "ftp://127.0.0.1", "http://", "http://a b"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://127.0.0.1:port", "ftp://127.0.0.1", "http://", "http://a b"),
+        # No resolver takes these: its error is none of the network's.
+        *("http://a..b", "http://.", f"http://{'a' * 64}.b"),
+    ],
+)
 async def test_an_address_that_is_none_is_an_error_of_its_asker(url: str, idle_clock: MockClock) -> None:
     async with HttpSession(HttpEndpoint(name="x", url=url)) as session:
         with pytest.raises(SourceError, match=r"x: .*expected http://HOST"):

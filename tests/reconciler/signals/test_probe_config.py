@@ -78,6 +78,7 @@ HTTP = "http: {url: http://h"
         (f"interval_s: 1ms, {HTTP}}}", "37: probes.a.interval_s", "expected from 200ms to 10s; got '1ms'"),
         ("htp: {}", "25: probes.a.htp", "unknown key 'htp'; did you mean 'http'?"),
         ("http: {url: ftp://h}", "31: probes.a.http", "url: expected http://HOST[:PORT][/PATH] or https"),
+        ("http: {url: http://a..b}", "31: probes.a.http", "url: expected http://HOST[:PORT][/PATH] or https"),
         ("http: {url: 'http://h/{pod}'}", "31: probes.a.http", "{annotation:KEY}; got something else in braces"),
         ("http: {url: 'http://{label:h}/'}", "31: probes.a.http", "annotations are allowed for the port only"),
         ("http: {url: 'http://me:pw@h/'}", "31: probes.a.http", "credentials are not allowed"),
