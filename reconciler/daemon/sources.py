@@ -34,7 +34,7 @@ from reconciler.sources.checkpoints import CheckpointSource
 from reconciler.sources.disks import DiskSource
 from reconciler.sources.kubelet_config import KubeletConfig
 from reconciler.sources.kubelet_watch import KubeletChange, KubeletWatch
-from reconciler.sources.manifests import ManifestDirectory, resolve
+from reconciler.sources.manifests import ManifestDirectory, Manifests, resolve
 from reconciler.sources.node import NodeEnvironment
 from reconciler.sources.operator_file import OperatorFile
 from reconciler.sources.outside import groups_outside, outside_status
@@ -106,15 +106,18 @@ class OperatorFiles:
         return rules
 
     def read_manifests(self, metadata: Metadata, pods: Mapping[str, Pod]) -> bool:
-        """Give the manifests' labels and annotations to the metadata of existing pods; True when they changed."""
-        if self._manifests is None:
-            return False
-        try:
-            manifests = self._manifests.read()
-        except SourceError as exc:
-            self._note("manifests", str(exc))
-            return False
-        self._note("manifests", first_of(manifests.problems, _SHOWN))
+        """Give the manifests' labels and annotations to the metadata of existing pods; True when they changed.
+
+        Without a directory there are none.
+        """
+        manifests = Manifests()
+        if self._manifests is not None:
+            try:
+                manifests = self._manifests.read()
+            except SourceError as exc:
+                self._note("manifests", str(exc))
+                return False
+            self._note("manifests", first_of(manifests.problems, _SHOWN))
         names = {uid: (pod.namespace or "", pod.name or "") for uid, pod in pods.items()}
         before = dict(metadata.manifests)
         metadata.set_manifests(resolve(manifests.found, names, self._place.kubelet.node_name))

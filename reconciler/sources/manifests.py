@@ -160,7 +160,8 @@ class ManifestDirectory:
         last_good = before[1] if before else None
         try:
             stat = os.stat(file)
-            version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+            # Other keys are read now: its last reading has others.
+            version = (self._marks.configured, stat.st_ino, stat.st_mtime_ns, stat.st_size)
             if before is not None and before[0] == version:
                 return before
             if stat.st_size > _LARGEST:
