@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Final, final
 
 import trio
 
+from cgroupfs.errors import CgroupError
+from cgroupfs.log import get_log
+from cgroupfs.private import private_tree
 from reconciler.actuators.holds import pod_hold
 from reconciler.alerts.service import AlertService
 from reconciler.config.environment import cri_client
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from reconciler.sources.pressure_events import PressureEvents
 
 NAME: Final = "interference"
+_LOG: Final = get_log("interference")
 _LOOK_S: Final = 5.0
 """How soon it is noticed that the last eviction of an earlier run has ended."""
 
@@ -93,11 +97,28 @@ class InterferenceService:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
+        if not (watched(self._config) and self._config.interference.private_cgroup2) and self._place.root == "/":
+            await in_worker(self._remove_private)
         while True:
             if self._left or watched(self._config):
                 await self._watch()
             else:
                 await self._changed.wait()
+
+    def _remove_private(self) -> None:
+        """Remove what a killed run has left of the groups in which pods' pressure is counted."""
+        tree = private_tree(self._place.hierarchy)
+        try:
+            if tree is None or not tree.traces():
+                return
+        except CgroupError as exc:
+            _LOG.warning("cannot list private groups", error=str(exc))
+            return
+        from reconciler.signals.privatepsi import restore_groups
+
+        for result in restore_groups(self._place.hierarchy):
+            if not result.ok:
+                _LOG.warning("cannot remove a private group", group=result.path, error=result.detail)
 
     async def _watch(self) -> None:
         from reconciler.interference.monitor import InterferenceMonitor, read_kept

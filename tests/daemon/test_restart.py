@@ -1,5 +1,6 @@
 """Stop, crash and start again: nothing moves for pods that did not change, and everything can always be undone."""
 
+import os
 import random
 import signal
 import time
@@ -8,6 +9,7 @@ from collections.abc import Callable
 import trio
 
 from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.private import private_tree
 from cgroupfs.writer import KernelWriter
 from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
 from reconciler.control.record import was_killed
@@ -47,6 +49,19 @@ def mixed(node: DirectoryNode) -> list[NodePod]:
 def in_force(node: DirectoryNode, pods: list[NodePod]) -> bool:
     first, batch = pods
     return bounded(node, first.main) and node.cpus(batch.main) != "0-1" and node.shares(batch.main) == "307"
+
+
+def test_private_groups_of_a_killed_run_are_removed_by_one_that_has_none(node: DirectoryNode, daemon: Make) -> None:
+    """Pods' processes would remain in them: a level of accounting at each task switch."""
+    pod = node.add("web", qos="burstable", shares=512, process=True)
+    tree = private_tree(Hierarchy.detect())
+    assert tree is not None
+    item = daemon(interference={"enabled": True, "sample_s": 1, "private_cgroup2": True}).up()
+    wait_for(lambda: tree.pids(pod.uid), told=item.tail)
+    item.kill()
+    item.configure(interference={"enabled": False})
+    item.up()
+    wait_for(lambda: not os.path.exists(tree.directory(pod.uid)), within_s=10, told=item.tail)
 
 
 def test_a_restart_adopts_what_is_in_force_and_writes_nothing(node: DirectoryNode, daemon: Make) -> None:
