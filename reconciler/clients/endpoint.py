@@ -31,7 +31,7 @@ def split_url(url: str) -> Url:
         raise ValueError("expected http://HOST[:PORT][/PATH] or https://…") from exc
     name = parts.hostname or ""
     plain = url.isascii() and url.isprintable() and " " not in url
-    # A name with other labels is no name: the resolver refuses it by an error that is none of the network's.
+    # The resolver refuses other labels, with an error that is not a network error.
     labels = name.removesuffix(".").split(".")
     valid = not set(name) - _HOST and all(0 < len(label) <= _LONGEST_LABEL for label in labels)
     if parts.scheme not in {"http", "https"} or not plain or not valid:

@@ -148,7 +148,7 @@ def test_the_host_field_is_the_urls_own(url: str, host: str) -> None:
     "url",
     [
         *("http://127.0.0.1:port", "ftp://127.0.0.1", "http://", "http://a b"),
-        # No resolver takes these: its error is none of the network's.
+        # The resolver refuses these, with an error that is not a network error.
         *("http://a..b", "http://.", f"http://{'a' * 64}.b"),
     ],
 )
