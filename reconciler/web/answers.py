@@ -5,6 +5,8 @@ All waiting requests share one build (`Rounds`).
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter
 from typing import Final, Generic, NamedTuple, TypeVar, final
 
 import msgspec
@@ -18,6 +20,10 @@ from state.printable import encodable, printable_json
 
 SHARE: Final = 0.05
 """Of the loop's time, what builds of the state may take, and those of the metrics and of events as much each."""
+
+
+LARGEST_BUILD: Final = 4 * 1024 * 1024
+"""Bytes of the state that is built at once for readers of different pods; of 500 pods it is some megabytes."""
 
 
 class Pace(NamedTuple):
@@ -49,8 +55,10 @@ class Rounds(Generic[K, V]):
     """Builds for waiting requests, as often as ``pace`` allows. ``build`` makes everything for a set of keys.
 
     A build begins after the requests that share it have arrived: no response is older than its request. ``build``
-    also returns the CPU time of its threads. Seconds. ``apart``: keys of which it is not the same wait for a build of
-    their own, so that no two of their values are in memory.
+    also returns the CPU time of its threads. Seconds.
+
+    ``part``: of keys that are made together, those of the request that begins a build first. Where the values of a
+    build are more than ``most`` bytes by ``size``, no further part is made: requests for it wait for another build.
     """
 
     def __init__(
@@ -58,11 +66,13 @@ class Rounds(Generic[K, V]):
         build: Callable[[frozenset[K]], Awaitable[tuple[Iterator[tuple[K, Steps[V]]], float]]],
         pace: Pace,
         *,
-        apart: Callable[[frozenset[K]], object] = lambda _: None,
+        part: Callable[[K], object] = lambda _: None,
+        size: Callable[[V], int] = lambda _: 0,
+        most: int = 0,
     ) -> None:
         self._build = build
         self._pace = pace
-        self._apart = apart
+        self._part, self._size, self._most = part, size, most
         self._waiting: set[_Waiter[K, V]] = set()
         self._building = trio.Lock()
         self._not_before = 0.0
@@ -90,27 +100,34 @@ class Rounds(Generic[K, V]):
     async def _round(self, first: "_Waiter[K, V]") -> None:
         """One build for all that wait. If its request is cancelled, the next waiting one starts over."""
         # Before the build: what arrives while it runs waits for the next one.
-        wanted = self._apart(first.keys)
-        waiters = frozenset(waiter for waiter in self._waiting if self._apart(waiter.keys) == wanted)
-        result: BuildResult[K, V] | Exception
+        others = (waiter for waiter in self._waiting if waiter is not first and waiter.result is None)
+        waiters = (first, *others)
+        parts: dict[object, set[K]] = {}
+        for key in chain.from_iterable(waiter.keys for waiter in waiters):
+            parts.setdefault(self._part(key), set()).add(key)
+        result, failed, made = BuildResult[K, V](), None, set[object]()
         before_s = self.spent_s
         self.builds += 1
         try:
-            result = await self._built(frozenset().union(*(waiter.keys for waiter in waiters)))
+            for part, keys in parts.items():
+                if sum(map(self._size, result.values())) > self._most:
+                    break
+                await self._add(frozenset(keys), result)
+                made.add(part)
         except Exception as exc:  # noqa: BLE001  (it is raised again in every request that waited for this)
-            result = exc
+            failed = exc
         finally:
             self._not_before = trio.current_time() + self._pace.pause_s(self.spent_s - before_s)
         for waiter in waiters:
-            waiter.result = result
+            if failed is not None or made.issuperset(map(self._part, waiter.keys)):
+                waiter.result = failed or result
 
-    async def _built(self, keys: frozenset[K]) -> "BuildResult[K, V]":
+    async def _add(self, keys: frozenset[K], result: "BuildResult[K, V]") -> None:
         parts, spent_s = await self._build(keys)
         # Not the time until it returned: a thread that waits for its turn takes nothing from the loop.
         self.spent_s += spent_s
         # Not in a thread: one that holds the interpreter delays every system call of the loop by a switch interval, the
         # fast path's writes among them. On the loop they wait for one slice.
-        result = BuildResult[K, V]()
         slices, began = TimeSlice(), time.thread_time()
         for key, steps in parts:
             while True:
@@ -124,7 +141,6 @@ class Rounds(Generic[K, V]):
                     await slices.checkpoint()
                     began = time.thread_time()
         self.spent_s += time.thread_time() - began
-        return result
 
 
 @final
@@ -175,11 +191,13 @@ class Answers:
     def __init__(self, status: StatusProvider, counts: HttpCounts, pace: Pace = READERS) -> None:
         self._status = status
         self._counts = counts
-        # Apart: each client chooses its pods (or its moment, for events), so the documents of several have little in
-        # common, and are as many as there are clients.
-        self.state_rounds = Rounds[_PartKey, bytes](self._sections, pace, apart=lambda keys: {key.pod for key in keys})
+        # Each client chooses its pods: any number of texts mean all pods of the node.
+        self.state_rounds = Rounds[_PartKey, bytes](
+            self._sections, pace, part=attrgetter("pod"), size=len, most=LARGEST_BUILD
+        )
         self.metrics_rounds = Rounds[str, tuple[bytes, str]](self._metrics, pace)
-        self.event_rounds = Rounds[EventStart, bytes](self._events, pace, apart=lambda keys: keys)
+        # Each client chooses from where, so the documents of several clients have little in common: no two are made.
+        self.event_rounds = Rounds[EventStart, bytes](self._events, pace, part=lambda key: key, size=len)
         self.bodies = Bodies()
 
     async def state(self, sections: Sequence[str], form: str, pod: str = "") -> bytes:
@@ -192,7 +210,11 @@ class Answers:
         result = await self.state_rounds.get(frozenset(_PartKey(form, pod, name) for name in sections))
         # The build has more where other requests want more.
         others = frozenset((*self._status.sections, *self._status.views)) - frozenset(sections)
-        parts = [(key.section, part) for key, part in result.items() if key.form == form and key.section not in others]
+        parts = [
+            (key.section, part)
+            for key, part in result.items()
+            if (key.form, key.pod) == (form, pod) and key.section not in others
+        ]
         key = form, pod, tuple(sections)
         if key not in result.documents:
             # Before it is made: requests for many sets of sections are as many documents.

@@ -13,6 +13,7 @@ from trio.testing import MockClock
 
 from reconciler.daemon.status import shown_marks
 from reconciler.runtime.cooperative import Steps
+from reconciler.web import answers as answers_module
 from reconciler.web import connection, limits
 from reconciler.web.answers import READERS, ROOT, SHARE, Answers, Pace, Rounds
 from reconciler.web.limits import Bodies, Busy, HttpCounts
@@ -235,32 +236,38 @@ async def test_events_are_built_one_after_the_other_and_rarely(autojump_clock: t
     assert len(at) == 3, "refused before it is built"
 
 
-async def test_documents_of_different_pods_are_not_in_memory_together(autojump_clock: trio.testing.MockClock) -> None:
+async def test_large_documents_of_different_pods_are_not_in_memory_together(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Any number of texts mean all pods of a node: readers with one each would have as many whole documents made."""
-    building = most = 0
-    at: list[float] = []
+    monkeypatch.setattr(answers_module, "LARGEST_BUILD", 1000)
+    built: list[list[str]] = []
 
-    class Counted(FakeShown):
+    class Large(FakeShown):
         async def parts(self, sections: Sequence[str], pod: str = "") -> tuple[Iterator[tuple[str, object]], float]:
-            nonlocal building, most
-            building += 1
-            most = max(most, building)
-            at.append(trio.current_time())
-            return (await super().parts(sections, pod))[0], 0.46
+            if not built or trio.current_time() > times[-1]:
+                built.append([])
+                times.append(trio.current_time())
+            built[-1].append(pod)
+            return iter([(name, "x" * (800 if pod else 10)) for name in sections]), 0.46
 
-    answers = Answers(Counted(), HttpCounts())
+    times: list[float] = []
+    answers = Answers(Large(), HttpCounts())
+    bodies: dict[tuple[str, str], bytes] = {}
 
     async def ask(pod: str, section: str) -> None:
-        nonlocal building
-        await answers.state([section], "json", pod)
-        building = 0
+        bodies[pod, section] = await answers.state([section], "json", pod)
 
+    wanted = [("a", "pods"), ("b", "pods"), ("b", "pools"), ("c", "pods"), ("d", "pods"), ("", "pods")]
     async with trio.open_nursery() as nursery:
-        for pod, section in (("a", "pods"), ("b", "pods"), ("b", "pools"), ("c", "pods")):
+        for pod, section in wanted:
             nursery.start_soon(ask, pod, section)
-    assert len(at) == 3, "the same pods are the same build"
-    assert most == 1
-    assert min(after - before for before, after in pairwise(at)) == pytest.approx(5.0, abs=0.1)
+    assert sorted(bodies) == sorted(wanted)
+    assert all(body.count(b"x") == (800 if pod else 10) for (pod, _), body in bodies.items())
+    # No further one is begun beyond the bound; every one is made once.
+    assert sorted(pod for pods in built for pod in pods) == ["", "a", "b", "c", "d"]
+    assert max(sum(1600 if pod == "b" else 800 for pod in pods if pod) for pods in built) <= 1000 + 1600
+    assert len(built) > 1
 
 
 # What is shown
