@@ -115,9 +115,15 @@ def percents(pod: Pod, config: MemoryQosConfig) -> ClassMemory:
     if wish.off or not (config.enabled or wish.auto):
         return ClassMemory()
     base: ClassMemory = getattr(config, pod.pod_class.value)
+    overcommitted = pod.pod_class is PodClass.RECLAIMED or any(item.requests.mid for item in pod.members)
+
+    def protected(own: int | None, of_class: int) -> int:
+        # What is protected is taken from others: memory that no scheduler has set aside is not protected on request.
+        return of_class if own is None else min(own, of_class) if overcommitted else own
+
     return ClassMemory(
-        min_percent=base.min_percent if wish.min_percent is None else wish.min_percent,
-        low_percent=base.low_percent if wish.low_percent is None else wish.low_percent,
+        min_percent=protected(wish.min_percent, base.min_percent),
+        low_percent=protected(wish.low_percent, base.low_percent),
         throttling_percent=base.throttling_percent if wish.throttling_percent is None else wish.throttling_percent,
         oom_group=base.oom_group if wish.oom_group is None else wish.oom_group,
     )

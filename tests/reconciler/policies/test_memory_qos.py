@@ -245,6 +245,25 @@ def test_a_pod_may_request_it_where_it_is_off_for_the_node(
     assert desired.plan.reasons["memory_qos"].startswith("off, except for 1 pod" if applied else "off")
 
 
+@pytest.mark.parametrize("mid", [False, True])
+def test_overcommitted_memory_is_not_protected_by_the_pods_own_word(*, mid: bool) -> None:
+    own = MemoryPreferences(auto=True, min_percent=100, low_percent=100, throttling_percent=50)
+    sizes = Resources(batch_memory_bytes=GIGA, mid=mid)
+    item = pod(
+        "a",
+        container("main", requests=sizes, limits=replace(sizes, batch_memory_bytes=2 * GIGA)),
+        cls=PodClass.SHARED if mid else PodClass.RECLAIMED,
+    )
+    item = replace(item, memory=own)
+    desired = plan(node(item, versions=V2, node_memory=MEMORY), None, PoliciesConfig())
+    protected = {"memory.low": GIGA} if mid else {}  # the class's percentage counts for a mid-tier pod
+    assert of(desired, f"{item.group.path}/id-main") == {**protected, "memory.high": 3 * GIGA // 2}
+    assert of(desired, item.group.path) == of(desired, "/kubepods") == protected
+    by_class = MemoryQosConfig(reclaimed=ReclaimedMemory(min_percent=50), shared=OnlineMemory(min_percent=50))
+    desired = plan(node(item, versions=V2, node_memory=MEMORY), None, PoliciesConfig(memory_qos=by_class))
+    assert of(desired, "/kubepods")["memory.min"] == GIGA // 2
+
+
 def test_an_online_pods_mid_tier_memory_is_its_request_and_limit() -> None:
     both = Resources(batch_memory_bytes=GIGA, mid=True)
     item = pod("a", container("main", requests=both, limits=both), cls=PodClass.SHARED)
