@@ -15,7 +15,9 @@ Sources, strongest first; the first with a result decides:
    ``kube-system``, and pods with OpenShift's annotation ``target.workload.openshift.io/management``;
 9. the Kubernetes QoS class: BestEffort is reclaimed, the rest shared.
 
-A broken mark is one message and decides nothing; the pod gets its class from the other sources.
+A broken mark is one message and decides nothing; the pod gets its class from the other sources. Marks are a tenant's
+words: that of class system, whose pods run on CPUs that others own, counts for pods of 6 and of ``kube-system``. Any
+other pod with it is shared, where nothing else decides.
 
 Source: design, section 2; Kubernetes documentation on pod priority; the Katalyst, Koordinator and Volcano manuals.
 """
@@ -140,6 +142,10 @@ def classify(facts: ClassificationInput, rules: ClassRules) -> Classification:
         pod_class, source = claims[0]
     elif (unknown := _presumed_system(facts)) is not None:
         pod_class, source = PodClass.SYSTEM, unknown
+    elif marks := _marked(facts, []):  # of class system, as the others are claims
+        pod_class, source = PodClass.SHARED, marks[0].source
+        expected = "system by a mark are pods of kube-system and of a critical priority; others by classes.selectors"
+        note(problems, f"{source}: counts as shared: {expected}")
     else:
         # Not a claim, with which others could disagree: the QoS class does not describe latency.
         reclaimed = facts.qos is QosClass.BESTEFFORT
@@ -156,17 +162,17 @@ def classify(facts: ClassificationInput, rules: ClassRules) -> Classification:
 
 def _claims(facts: ClassificationInput, rules: ClassRules, problems: list[str]) -> Iterator[_Claim]:
     """The sources 2 to 7 that have a result, strongest first; broken marks are added to ``problems``."""
-    labels = facts.meta.labels or {}
-    annotations = facts.meta.annotations or {}
-    yield from _lookup(f"annotation {KATALYST_QOS}", annotations.get(KATALYST_QOS), _KATALYST, problems)
-    yield from _lookup(f"label {KOORDINATOR_QOS}", labels.get(KOORDINATOR_QOS), _KOORDINATOR, problems)
+    critical = _system(facts)
+    # Elsewhere a tenant creates the pods.
+    may_be_system = facts.meta.namespace == KUBE_SYSTEM or critical is not None
+    marked = _marked(facts, problems)
+    yield from (claim for claim in marked if may_be_system or claim.pod_class is not PodClass.SYSTEM)
     yield from _volcano(facts, problems)
     for rule in rules.selectors:
         if _selected(rule, facts):
             yield _Claim(rule.pod_class, f"selector: {rule.title}")
             break
     # Below the operator's selectors, which can override it.
-    critical = _system(facts)
     if critical is not None:
         yield _Claim(PodClass.SYSTEM, critical)
     if facts.exclusive:
@@ -241,6 +247,16 @@ def _system(facts: ClassificationInput) -> str | None:
     if facts.meta.static and facts.meta.namespace == KUBE_SYSTEM:
         return "static pod of kube-system"
     return None
+
+
+def _marked(facts: ClassificationInput, problems: list[str]) -> list[_Claim]:
+    """Katalyst's and Koordinator's marks, the stronger one first."""
+    katalyst = (facts.meta.annotations or {}).get(KATALYST_QOS)
+    koordinator = (facts.meta.labels or {}).get(KOORDINATOR_QOS)
+    return [
+        *_lookup(f"annotation {KATALYST_QOS}", katalyst, _KATALYST, problems),
+        *_lookup(f"label {KOORDINATOR_QOS}", koordinator, _KOORDINATOR, problems),
+    ]
 
 
 def _presumed_system(facts: ClassificationInput) -> str | None:

@@ -42,12 +42,16 @@ def pod(
             f"annotation {KATALYST}=shared_cores",
         ),
         (pod(annotations={KATALYST: "reclaimed_cores"}), "reclaimed", f"annotation {KATALYST}=reclaimed_cores"),
-        (pod(annotations={KATALYST: "system_cores"}), "system", f"annotation {KATALYST}=system_cores"),
+        (
+            pod(annotations={KATALYST: "system_cores"}, namespace="kube-system"),
+            "system",
+            f"annotation {KATALYST}=system_cores",
+        ),
         (pod(labels={KOORDINATOR: "LSE"}), "dedicated", f"label {KOORDINATOR}=LSE"),
         (pod(labels={KOORDINATOR: "LSR"}), "dedicated", f"label {KOORDINATOR}=LSR"),
         (pod(labels={KOORDINATOR: "LS"}, qos="BestEffort"), "shared", f"label {KOORDINATOR}=LS"),
         (pod(labels={KOORDINATOR: "BE"}), "reclaimed", f"label {KOORDINATOR}=BE"),
-        (pod(labels={KOORDINATOR: "SYSTEM"}), "system", f"label {KOORDINATOR}=SYSTEM"),
+        (pod(labels={KOORDINATOR: "SYSTEM"}, priority=2_000_001_000), "system", f"label {KOORDINATOR}=SYSTEM"),
         (pod(annotations={PREEMPTABLE: "true"}), "reclaimed", f"annotation {PREEMPTABLE}=true"),
         (pod(labels={PREEMPTABLE: "true"}), "reclaimed", f"label {PREEMPTABLE}=true"),
         (pod(labels={PREEMPTABLE: "true"}, annotations={PREEMPTABLE: "false"}), "shared", "kubernetes QoS: Burstable"),
@@ -238,6 +242,38 @@ def selects(selector: ClassSelector, facts: ClassificationInput) -> bool:
 
 
 SYSTEM = PodClass.SYSTEM
+
+
+@pytest.mark.parametrize(
+    ("facts", "rules", "pod_class", "reported"),
+    [
+        pytest.param(pod(labels={KOORDINATOR: "SYSTEM"}), NONE, "shared", True, id="koordinator"),
+        pytest.param(pod(annotations={KATALYST: "system_cores"}), NONE, "shared", True, id="katalyst"),
+        pytest.param(pod(labels={KOORDINATOR: "SYSTEM"}, qos="BestEffort"), NONE, "shared", True, id="best effort"),
+        pytest.param(pod(labels={KOORDINATOR: "SYSTEM"}, priority_known=False), NONE, "shared", True, id="no spec"),
+        pytest.param(pod(labels={KOORDINATOR: "SYSTEM"}, exclusive=True), NONE, "dedicated", False, id="own CPUs"),
+        pytest.param(
+            pod(labels={KOORDINATOR: "BE"}, annotations={KATALYST: "system_cores"}), NONE, "reclaimed", False, id="both"
+        ),
+        pytest.param(
+            pod(labels={KOORDINATOR: "SYSTEM"}),
+            ClassRules(selectors=(ClassSelector(pod_class=SYSTEM, namespaces=("default",)),)),
+            "system",
+            False,
+            id="selector",
+        ),
+    ],
+)
+def test_a_tenants_word_alone_makes_no_system_pod(
+    facts: ClassificationInput, rules: ClassRules, pod_class: str, *, reported: bool
+) -> None:
+    """System pods run on CPUs that others own, and use all of the cache."""
+    result = classify(facts, rules)
+    assert result.pod_class == pod_class
+    assert (
+        any("counts as shared: system by a mark are pods of kube-system" in text for text in result.problems)
+        is reported
+    )
 
 
 @pytest.mark.parametrize(
