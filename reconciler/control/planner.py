@@ -5,7 +5,7 @@ that is already there. Operators' holds are applied to the result, not here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -28,7 +28,17 @@ READ_FOR_PODS: Final = (
     *("knobs", "quota_floors", "scheduler"),
 )
 """The fields of a view from which a pod's settings may follow, beside the plan and the node's amounts of memory."""
-_Wishes = list[tuple[int, Setting]]
+
+
+class _Wish(NamedTuple):
+    """``dry``: its policy is a dry run."""
+
+    dry: bool
+    precedence: int
+    setting: Setting
+
+
+_Wishes = list[_Wish]
 
 # For a limit the tighter of two wishes keeps both policies' promises; for anything else the precedence decides.
 _LIMITS: Final = frozenset(
@@ -100,12 +110,12 @@ def plan_parents(
 ) -> Planned:
     """What is wanted of the directories above the pods."""
     wishes = [
-        (policy.precedence, setting)
+        _Wish(section.dry_run, policy.precedence, setting)
         for policy, section in _active(config, policies, derived(view.pods, _requesting_by_name, config, policies))
         if policy.parents is not None
         for setting in policy.parents(view, node, section)
     ]
-    return _planned(RefusalContext(view=view, pools=node.pools, wanted=_resolve(wishes)))
+    return _planned(RefusalContext(view=view, pools=node.pools, wanted={}), wishes)
 
 
 def plan_pod(
@@ -113,7 +123,7 @@ def plan_pod(
 ) -> Planned:
     """What is wanted of one pod's directory and its containers. Called at each container start."""
     wishes = [
-        (policy.precedence, setting)
+        _Wish(section.dry_run, policy.precedence, setting)
         for policy in policies
         if policy.pod is not None and ((section := getattr(config, policy.name)).enabled or _asks(policy, pod, config))
         for setting in policy.pod(pod, view, node, section)
@@ -123,15 +133,9 @@ def plan_pod(
         wishes, unkept = _as_a_whole(pod, wishes)
     if not wishes:
         return (), tuple(unkept)
-    settings, refusals = _planned(
-        RefusalContext(
-            view=view,
-            pools=node.pools,
-            wanted=_resolve(wishes),
-            pod=pod,
-            containers={container.group.path: container for container in pod.containers},
-        )
-    )
+    containers = {container.group.path: container for container in pod.containers}
+    context = RefusalContext(view=view, pools=node.pools, wanted={}, pod=pod, containers=containers)
+    settings, refusals = _planned(context, wishes)
     return settings, (*refusals, *unkept)
 
 
@@ -153,11 +157,12 @@ def _as_a_whole(pod: Pod, wishes: _Wishes) -> tuple[_Wishes, list[Refusal]]:
     those below it. A setting that the directory does not have is refused, as it would be written to an empty group; no
     limit, and 0 of something, is what an empty group has.
     """
-    whole = {setting.knob for _, setting in wishes if setting.container_id is None}
+    whole = {wish.setting.knob for wish in wishes if wish.setting.container_id is None}
     kept, unkept = _Wishes(), dict[tuple[str, str | None], Refusal]()
-    for precedence, setting in wishes:
+    for wish in wishes:
+        setting = wish.setting
         if setting.container_id is None or (setting.knob in SETS and setting.knob in whole):
-            kept.append((precedence, setting))
+            kept.append(wish)
         elif setting.knob not in whole and setting.value not in (None, 0):
             reason = (
                 f"{pod.sandbox}: no group has the processes of this container alone, and the pod as a whole is not "
@@ -223,26 +228,32 @@ def _requesting(policy: AnyPolicy, pods: Mapping[str, Pod], config: PoliciesConf
     return sum(of_each(pods, policy.requested, section).values())
 
 
-def _resolve(wishes: Iterable[tuple[int, Setting]]) -> Mapping[tuple[str, str], Setting]:
+def _resolve(wishes: Iterable[_Wish]) -> Mapping[tuple[str, str], Setting]:
     """One setting per group and knob."""
-    chosen: dict[tuple[str, str], tuple[int, Setting]] = {}
-    for precedence, setting in wishes:
-        key = setting.key
+    chosen: dict[tuple[str, str], _Wish] = {}
+    for wish in wishes:
+        key = wish.setting.key
         rival = chosen.get(key)
-        if rival is None or _beats((precedence, setting), rival):
-            chosen[key] = precedence, setting
-    return {key: setting for key, (_, setting) in chosen.items()}
+        if rival is None or _beats(wish, rival):
+            chosen[key] = wish
+    return {key: wish.setting for key, wish in chosen.items()}
 
 
-def _beats(pair: tuple[int, Setting], other: tuple[int, Setting]) -> bool:
-    mine, theirs = pair[1].value, other[1].value
-    if pair[1].knob in _LIMITS and mine != theirs:
+def _beats(wish: _Wish, other: _Wish) -> bool:
+    mine, theirs = wish.setting.value, other.setting.value
+    if wish.setting.knob in _LIMITS and mine != theirs:
         return theirs is None or (isinstance(mine, int) and isinstance(theirs, int) and mine < theirs)
-    return pair[0] < other[0]
+    return wish.precedence < other.precedence
 
 
-def _planned(scene: RefusalContext) -> Planned:
-    allowed, refusals = check(scene)
+def _planned(context: RefusalContext, wishes: _Wishes) -> Planned:
+    written = _resolve(wish for wish in wishes if not wish.dry)
+    allowed, refusals = check(replace(context, wanted=written))
+    # What is not written displaces nothing that is, and forbids nothing: the file would have neither value.
+    if shown := _resolve(wish for wish in wishes if wish.dry and wish.setting.key not in written):
+        of_all = check(replace(context, wanted={**shown, **written}))
+        allowed = {**{key: setting for key, setting in of_all[0].items() if key in shown}, **allowed}
+        refusals += [refusal for refusal in of_all[1] if refusal.setting.key in shown]
     return tuple(sorted(allowed.values(), key=_key)), tuple(refusals)
 
 

@@ -115,6 +115,38 @@ def test_limits_go_to_the_tighter_wish_and_all_else_by_precedence(
         assert (setting.value, refusals) == (winner, ())
 
 
+@pytest.mark.parametrize(("knob", "mine", "theirs"), [("cpu.weight", 100, 50), ("cpu.quota", 3000, 5000)])
+def test_a_dry_run_takes_nothing_from_what_is_written(knob: str, mine: int, theirs: int) -> None:
+    """It would not be written, and so the file would have neither value."""
+
+    def wish(name: str, value: int) -> Policy[ReserveConfig]:
+        def settings_of(pod: Pod, view: NodeView, plan: NodePlan, config: ReserveConfig) -> list[Setting]:
+            return [Setting(path=pod.containers[0].group.path, knob=knob, value=value, policy=name, reason="test")]
+
+        rank = {"reserve": 1, "shared": 2}[name]
+        return Policy(name=name, summary=name, config_type=ReserveConfig, precedence=rank, pod=settings_of)
+
+    view, config = node(online("a")), replace(CONFIG, reserve=ReserveConfig(dry_run=True))
+    before = plan_node(view, None, CONFIG)
+    tables = ((wish("reserve", mine), wish("shared", theirs)), (wish("shared", theirs), wish("reserve", mine)))
+    for table in tables:
+        assert plan_pod(view.pods["a"], view, before, config, table)[0][0].value == theirs
+        assert plan_pod(view.pods["a"], view, before, CONFIG, table)[0][0].value == mine
+    # Alone it is shown.
+    assert plan_pod(view.pods["a"], view, before, config, tables[0][:1])[0][0].value == mine
+
+
+def test_a_dry_run_of_batch_leaves_be_its_part_of_the_budget() -> None:
+    limits = Resources(batch_cpu_milli=10)
+    # An online pod in besteffort: the quota is that of the containers.
+    pods = pod("b", container("main", requests=limits, limits=limits)), online("c", qos=QosClass.BESTEFFORT)
+    path = pods[0].containers[0].group.path
+    shown = replace(CONFIG, batch=replace(CONFIG.batch, dry_run=True))
+    assert plan(node(*pods), None, CONFIG).settings[path, "cpu.quota"].policy == "batch"
+    for knob in ("cpu.quota", "cpu.weight"):
+        assert plan(node(*pods), None, shown).settings[path, knob].policy == "reclaimed"
+
+
 def test_refusals_are_sorted_and_their_settings_are_not_in_the_plan() -> None:
     view = node(pod("b"), pod("a"), versions={"cpu": 1})
     desired = plan(view, None, CONFIG)
