@@ -16,6 +16,7 @@ from reconciler.control.planner import SANDBOXED
 from reconciler.control.reconciler import Reconciler
 from reconciler.policies.be_memory import NAME as BE_MEMORY
 from reconciler.policies.cache import NAME as CACHE
+from reconciler.policies.reclaimed import NAME as RECLAIMED
 from reconciler.policies.refusals import ABOVE_PARENT, OUTSIDE_PARENT
 from reconciler.policies.responses import NAME as RESPONSES
 from reconciler.policies.shared import LIMITED_TO_IT
@@ -31,6 +32,8 @@ _NETWORK: Final = "network"
 """`reconciler.policies.network`, which only nodes with configured interfaces load."""
 _BE_MEMORY_KNOBS: Final = ("memory.high", "memory.soft", "memory.max")
 _BOUNDS: Final = frozenset({"cpu.set", "cpu.mems", "cpu.quota", *MEMORY_PAIR, *_BE_MEMORY_KNOBS})
+_POLICIES: Final[Mapping[str, str]] = dict.fromkeys(("cpuset", "quota"), RECLAIMED)
+"""Whose reasons those are that do not have their policy's name."""
 _SHOWN: Final = 3
 
 
@@ -61,11 +64,16 @@ def bounds_status(reconciler: Reconciler) -> SourceStatus:
 def reasons_in_force(reconciler: Reconciler, reasons: Mapping[str, str]) -> dict[str, str]:
     """The plan's reasons; where a reason states a bound of which a file has another value, that is reported instead.
 
-    In observe mode each of them is of the plan only.
+    In observe mode, and of a policy in dry run, each of them is of the plan only.
     """
-    if not reconciler.actuator.judge.mode.enforce:
-        bounds = _bounds_of(reconciler.plan)
-        return {name: f"planned: {text}" if name in bounds else text for name, text in reasons.items()}
+    mode, bounds = reconciler.actuator.judge.mode, _bounds_of(reconciler.plan)
+    planned = {
+        name: f"planned: {text}"
+        for name, text in reasons.items()
+        if name in bounds and (not mode.enforce or mode.is_dry(_POLICIES.get(name, name)))
+    }
+    if not mode.enforce:
+        return {**reasons, **planned}
     texts = dict(reasons)
     pools = reconciler.pools
     be = _pods(reconciler, PodClass.RECLAIMED)
@@ -89,7 +97,7 @@ def reasons_in_force(reconciler: Reconciler, reasons: Mapping[str, str]) -> dict
         texts[BE_MEMORY] = f"not in force on {reconciler.inventory.besteffort}: {problem}; planned: {texts[BE_MEMORY]}"
     if RESPONSES in texts and (sets.lacking or quotas.lacking):
         texts[RESPONSES] += f", which is not in force everywhere: {quotas.first or sets.first}"
-    return texts
+    return {**texts, **planned}
 
 
 def _bounds_of(plan: NodePlan | None) -> frozenset[str]:
@@ -110,7 +118,9 @@ def _bounds_of(plan: NodePlan | None) -> frozenset[str]:
 
 def response_problem(reconciler: Reconciler, uid: str) -> str:
     """What of a response's settings on a pod (its squeeze, its freeze) is not in force; empty: all is, or none."""
-    pod = reconciler.inventory.pods.get(uid)
+    pod, policy = reconciler.inventory.pods.get(uid), reconciler.policies.responses
+    if not policy.enabled or policy.dry_run:
+        return f"the policy {RESPONSES} is {'a dry run' if policy.enabled else 'off'}"
     if pod is None:
         return ""
     refused = [f"{item.setting.knob}: {item.reason}" for item in _refusals(reconciler, uid, RESPONSES)]

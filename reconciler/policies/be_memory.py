@@ -123,28 +123,37 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
         high = previous.memory.reclaimed_high_bytes
     if high is None:
         return replace(plan, reasons={**plan.reasons, NAME: "memory of the node not measured yet: no limit"})
-    high = max(_STEP, high // _STEP * _STEP)
-    hard = high * (100 + config.hard_percent) // 100 // _STEP * _STEP if config.hard_percent else None
-    memory: MemoryPlan = replace(plan.memory, reclaimed_high_bytes=high, reclaimed_max_bytes=hard)
+    high, hard = _bounds(high, config)
+    memory: MemoryPlan = plan.memory
+    if not config.dry_run:  # headroom, evictions and capacity files follow what is in force
+        memory = replace(memory, reclaimed_high_bytes=high, reclaimed_max_bytes=hard)
     outside = [pod.title for pod in index_of(view.pods).outside]
-    reason = f"BE memory limit {size(high)}"
+    reason = f"{'dry run: ' if config.dry_run else ''}BE memory limit {size(high)}"
     if outside:
         reason += f"; {len(outside)} BE pods outside besteffort are not limited, such as {min(outside)}"
     return replace(plan, memory=memory, reasons={**plan.reasons, NAME: reason})
 
 
+def _bounds(high: int, config: BeMemoryConfig) -> tuple[int, int | None]:
+    """The soft and the hard one."""
+    high = max(_STEP, high // _STEP * _STEP)
+    return high, high * (100 + config.hard_percent) // 100 // _STEP * _STEP if config.hard_percent else None
+
+
 def parents(view: NodeView, plan: NodePlan, config: BeMemoryConfig) -> list[Setting]:
     """The bounds on the besteffort directory, where this kernel has them."""
-    bounds = plan.memory
-    if bounds.reclaimed_high_bytes is None:
+    high, hard = plan.memory.reclaimed_high_bytes, plan.memory.reclaimed_max_bytes
+    if config.dry_run and view.reclaimed_memory_bytes is not None:
+        high, hard = _bounds(view.reclaimed_memory_bytes, config)
+    if high is None:
         return []
     reason = "BE memory limit from the memory available on the node"
     # Either slows BE work down and reclaims from it, and kills no process.
     knob = "memory.high" if view.versions.get("memory") == 2 else "memory.soft"
-    wanted = [(knob, bounds.reclaimed_high_bytes)]
+    wanted = [(knob, high)]
     # This one does kill. The actuator never lowers it below what is in use (setting ``memory.lower``).
-    if bounds.reclaimed_max_bytes is not None:
-        wanted.append(("memory.max", bounds.reclaimed_max_bytes))
+    if hard is not None:
+        wanted.append(("memory.max", hard))
     return [
         Setting(path=view.besteffort, knob=name, value=value, policy=NAME, reason=reason)
         for name, value in wanted

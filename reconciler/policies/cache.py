@@ -15,6 +15,7 @@ from msgspec import Meta, convert
 from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig
+from reconciler.policies.responses import in_force
 from state.cache import (
     CACHE,
     CacheLayout,
@@ -109,10 +110,10 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
         slow_bandwidth_mbps=config.slow_bandwidth_mbps or None,
     )
     reason = _reason(wish)
-    part = view.measures.cache_percent
-    if part is not None:
+    measures = in_force(view, plan.pools)
+    if (part := measures.cache_percent) is not None:
         wish = reduced(wish, part)
-        reason = f"{_reason(wish)}, reduced to {part} % of it: {view.measures.cache_reason}"
+        reason = f"{_reason(wish)}, reduced to {part} % of it: {measures.cache_reason}"
     return replace(plan, cache=wish, reasons={**plan.reasons, NAME: reason})
 
 

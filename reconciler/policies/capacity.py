@@ -18,11 +18,11 @@ from reconciler.policies.base import Policy, PolicyConfig
 from reconciler.policies.be_quota import part_of_pod
 from reconciler.policies.budget import idle_milli
 from reconciler.policies.reclaimed import pool_on_node
-from reconciler.policies.responses import NAME as RESPONSES
+from reconciler.policies.responses import in_force
 from reconciler.runtime import format as fmt
 from reconciler.runtime.notefile import is_name
 from state.capacity import CapacityPlan, CapacityState, PodCapacity
-from state.measures import Response, Restrictions, SqueezeLimit
+from state.measures import Response, SqueezeLimit
 from state.model import NodeView, Pod, PodClass, Pools
 from state.plan import NodePlan
 from state.pod_index import derived, in_order, index_of
@@ -135,7 +135,7 @@ class _Common(NamedTuple):
 
 def capacity_of(pod: Pod, volume: str, view: NodeView, plan: NodePlan, common: _Common) -> PodCapacity:
     pools = plan.pools
-    measures = view.measures if pools.reasons.get(RESPONSES) != "off" else Restrictions()
+    measures = in_force(view, pools)
     cpu, sharing = _cpu(pod, view, plan, common)
     least = likely(cpu, common.given, common.low)
     reason = f"BE budget: {pools.reasons.get('budget', 'not limited')}"

@@ -176,7 +176,8 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
         bound=result.bound,
         sizes=sizes,
         isolation=states,
-        separate=separate,
+        # BE work fills what is its own. In a dry run nothing is: online pods run there, too.
+        separate=separate and not config.dry_run,
         confine_shared=confined,
         reasons=reasons,
     )

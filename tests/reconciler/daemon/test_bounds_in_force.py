@@ -69,6 +69,32 @@ async def test_in_observe_mode_a_bound_is_planned(live: LiveNode) -> None:
         assert reasons["cpuset"].startswith("not used: ")
 
 
+async def test_what_a_dry_run_plans_is_not_said_to_be_in_force(live: LiveNode) -> None:
+    policies = live.config.policies
+    by_quota = replace(policies.reclaimed, form=ReclaimedForm.QUOTA, dry_run=True)
+    for reclaimed, name in ((replace(policies.reclaimed, dry_run=True), "cpuset"), (by_quota, "quota")):
+        async with live.looked(replace(live.config, policies=replace(policies, reclaimed=reclaimed))) as agent:
+            assert shown(agent)[1][name].startswith("planned: ")
+            assert "planned" not in shown(agent)[1]["reserved"]
+    memory = replace(policies.be_memory, enabled=True, dry_run=True)
+    with live.agent(replace(live.config, policies=replace(policies, be_memory=memory))) as agent:
+        agent.control.inventory.take(reclaimed_memory_bytes=8 << 30)
+        await live.look(agent)
+        assert shown(agent)[1]["be_memory"] == "dry run: BE memory limit 8 GiB"
+        assert live.read("/kubepods/besteffort", "memory", "memory.soft_limit_in_bytes") != str(8 << 30)
+
+
+@pytest.mark.parametrize("field", ["dry_run", "enabled"])
+async def test_a_squeeze_of_responses_that_are_not_applied_is_a_problem(live: LiveNode, field: str) -> None:
+    responses = replace(live.config.policies.responses, **{field: field == "dry_run"})
+    with live.agent(replace(live.config, policies=replace(live.config.policies, responses=responses))) as agent:
+        squeeze = SqueezeLimit(cpu_milli=500, reason="for victim shop/web-0 (cpu)")
+        agent.control.inventory.take(measures=Restrictions(squeezed={BATCH: squeeze}))
+        await live.look(agent)
+        state = "a dry run" if field == "dry_run" else "off"
+        assert response_problem(agent.control.reconciler, BATCH) == f"the policy responses is {state}"
+
+
 async def test_a_set_that_a_person_holds_is_not_called_limited(live: LiveNode) -> None:
     async with live.looked() as agent:
         problems, reasons = shown(agent)

@@ -1,0 +1,91 @@
+"""A policy in dry run shows its settings; what the others write, and what is done by the plan, is as without it."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from cgroupfs.naming import QosClass
+from reconciler.control.planner import plan
+from reconciler.policies.be_memory import BeMemoryConfig
+from reconciler.policies.cache import CachePolicyConfig
+from reconciler.policies.capacity import ANNOTATION, CapacityConfig
+from reconciler.policies.normalise import NormaliseConfig
+from reconciler.policies.reserve import ReserveConfig
+from reconciler.policies.shared import ConfineMode, SharedConfig, SharedPoolMode
+from reconciler.policies.table import PoliciesConfig
+from state.measures import Restrictions, SqueezeLimit
+from state.memory import NodeMemoryReading
+from state.model import NodeView, PodClass, Resources
+from state.plan import Desired
+from tests.reconciler.nodes import V2, container, node, online, pod
+
+CONFIG = PoliciesConfig(
+    reserve=ReserveConfig(count=2),
+    normalise=NormaliseConfig(ratio=2.0),
+    be_memory=BeMemoryConfig(enabled=True),
+    cache=CachePolicyConfig(enabled=True),
+    capacity=CapacityConfig(enabled=True),
+)
+GIGA = 1 << 30
+
+
+def scene(**more: Any) -> NodeView:
+    sizes = Resources(batch_cpu_milli=500, batch_memory_bytes=GIGA)
+    work = pod("be", container("main", requests=sizes, limits=sizes))
+    return node(
+        replace(work, annotations={ANNOTATION: "volume:state"}),
+        online("web"),
+        pod("db", cls=PodClass.SHARED, qos=QosClass.GUARANTEED),
+        versions=V2,
+        measures=Restrictions(
+            budget_milli=900,
+            budget_reason="ns/web suffers",
+            squeezed={"be": SqueezeLimit(cpu_milli=300, reason="for ns/web")},
+            cache_percent=50,
+            cache_reason="ns/web suffers",
+        ),
+        reclaimed_ceiling_milli=600,
+        reclaimed_memory_bytes=4 * GIGA,
+        node_memory=NodeMemoryReading(total_bytes=64 * GIGA, available_bytes=60 * GIGA),
+        **more,
+    )
+
+
+def done(desired: Desired, but: str) -> tuple[object, ...]:
+    """The other policies' settings, and the parts of the plan that others follow."""
+    pools, memory = desired.plan.pools, desired.plan.memory
+    settings = {key: item.value for key, item in desired.settings.items() if item.policy != but}
+    files = (
+        {uid: replace(item, reason="") for uid, item in capacity.pods.items()}
+        if (capacity := desired.plan.capacity) is not None
+        else {}
+    )
+    return (
+        settings,
+        pools.reserved,
+        pools.budget_milli,
+        pools.reclaimed,
+        memory.reclaimed_high_bytes,
+        desired.plan.cache,
+        files,
+    )
+
+
+@pytest.mark.parametrize("name", ["reserve", "normalise", "idle_buffer", "responses", "be_memory", "batch"])
+def test_a_dry_run_changes_nothing_that_others_write(name: str) -> None:
+    section = getattr(CONFIG, name)
+    off = plan(scene(), None, replace(CONFIG, **{name: replace(section, enabled=False)}))
+    shown = plan(scene(), None, replace(CONFIG, **{name: replace(section, dry_run=True)}))
+    assert done(shown, name) == done(off, name)
+    assert done(shown, name) != done(plan(scene(), None, CONFIG), name)
+
+
+def test_online_pods_that_only_seem_confined_keep_their_room() -> None:
+    """BE work may fill CPUs of its own; these are not, as online pods still run everywhere."""
+    separate = SharedConfig(mode=SharedPoolMode.SEPARATE, confine=ConfineMode.ALWAYS)
+    view = scene()
+    assert plan(view, None, PoliciesConfig(shared=separate)).plan.pools.separate
+    shown = plan(view, None, PoliciesConfig(shared=replace(separate, dry_run=True)))
+    assert not shown.plan.pools.separate
+    assert [item for item in shown.settings.values() if item.policy == "shared"]
