@@ -56,7 +56,7 @@ from reconciler.runtime.stints import in_worker
 from reconciler.runtime.supervisor import Component
 from reconciler.runtime.wakeup import WakeUp
 from state.memory import NodeMemoryReading
-from state.model import ContainerKind, NodeCpu, NodeView, Pod, Pools, SourceStatus
+from state.model import ContainerKind, NodeCpu, NodeView, Pod, Pools, Resources, SourceStatus
 from state.plan import NodePlan
 from state.pod_index import derived
 from state.schema import META, PUBLISHED
@@ -295,15 +295,17 @@ class PublishedNote(Struct, frozen=True, kw_only=True):
     node: str
 
 
-def offered(offer: Offer, pods: Mapping[str, Pod]) -> Offer:
+def offered(offer: Offer, pods: Mapping[str, Pod], node: Offer) -> Offer:
     """What is published: the headroom, and never less than what the node's BE pods request.
 
     Less would let a kubelet that restarts refuse the pods that run, as it admits each again (``OutOf...``), and such a
     pod ends without budget or grace. New pods are kept away all the same, as nothing is left of it.
+
+    ``node``: all that it has. A pod may request more under a name that no scheduler and no kubelet has counted.
     """
     cpu, memory = derived(pods, _promised)
-    promised = max(offer.memory, memory)
-    return Offer(cpu_milli=max(offer.cpu_milli, cpu), memory_bytes=promised or offer.memory_bytes)
+    promised = max(offer.memory, min(memory, node.memory))
+    return Offer(cpu_milli=max(offer.cpu_milli, min(cpu, node.cpu_milli)), memory_bytes=promised or offer.memory_bytes)
 
 
 def _promised(pods: Mapping[str, Pod]) -> tuple[int, int]:
@@ -316,7 +318,8 @@ def _promised(pods: Mapping[str, Pod]) -> tuple[int, int]:
     for pod in pods.values():
         sums, largest = [0, 0], [0, 0]
         for item in pod.members:
-            asks = (item.requests.batch_cpu_milli or 0, item.requests.batch_memory_bytes or 0)
+            requests = Resources() if item.requests.mid else item.requests  # another resource, counted by itself
+            asks = (requests.batch_cpu_milli or 0, requests.batch_memory_bytes or 0)
             if item.kind is ContainerKind.INIT:
                 largest = [max(pair) for pair in zip(largest, asks, strict=True)]
             else:
@@ -440,10 +443,16 @@ class NodeHeadroom:
             async with api() as client:
                 await withdraw_from(note.target, client, note.node, boot=record.store.boot)
 
+        def whole() -> Offer:
+            memory = control.inventory.node_memory
+            cpus = len(control.inventory.readings.topology.online)
+            # Before the first reading no pod's request is cut.
+            return Offer(cpu_milli=1000 * cpus, memory_bytes=1 << 62 if memory is None else memory.total_bytes)
+
         self.publisher = HeadroomPublisher(
             target,
             wanted=lambda: self.report.config.publish,
-            offer=lambda: offered(self.report.offer(), control.inventory.table),
+            offer=lambda: offered(self.report.offer(), control.inventory.table, whole()),
             writes=lambda: self._mode.enforce,
             note=self.row.note,
             noted=self.row.target,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
 from reconciler.control.node_headroom import PublishedRow, offered
@@ -15,6 +16,7 @@ from state.schema import META, PUBLISHED
 from state.store import Store, StoreBatch
 
 GI = 1 << 30
+WHOLE = Offer(cpu_milli=16_000, memory_bytes=64 * GI)
 
 
 def pod(name: str, *asks: tuple[ContainerKind, int, int]) -> Pod:
@@ -41,13 +43,22 @@ def test_a_closed_node_keeps_what_its_pods_request() -> None:
         "a": pod("a", (ContainerKind.APP, 1000, GI), (ContainerKind.APP, 500, 0)),
         "b": pod("b", (ContainerKind.INIT, 3000, GI), (ContainerKind.APP, 1000, 2 * GI)),
     }
-    assert offered(Offer(), pods) == Offer(cpu_milli=4500, memory_bytes=3 * GI)
-    assert offered(Offer(cpu_milli=9000, memory_bytes=GI), pods) == Offer(cpu_milli=9000, memory_bytes=3 * GI)
+    assert offered(Offer(), pods, WHOLE) == Offer(cpu_milli=4500, memory_bytes=3 * GI)
+    assert offered(Offer(cpu_milli=9000, memory_bytes=GI), pods, WHOLE) == Offer(cpu_milli=9000, memory_bytes=3 * GI)
+
+
+def test_mid_tier_requests_are_of_another_resource_and_none_is_larger_than_the_node() -> None:
+    mid = pod("a", (ContainerKind.APP, 8000, GI))
+    mid = replace(mid, containers=tuple(replace(i, requests=replace(i.requests, mid=True)) for i in mid.containers))
+    assert offered(Offer(), {"a": mid}, WHOLE) == Offer()
+    # A pod with a nodeName passes no scheduler, and the kubelet counts only what its node has.
+    huge = pod("b", (ContainerKind.APP, 10**9, 1 << 50))
+    assert offered(Offer(), {"b": huge}, WHOLE) == WHOLE
 
 
 def test_without_requests_it_is_the_headroom() -> None:
-    assert offered(Offer(cpu_milli=100), {"a": pod("a", (ContainerKind.APP, 0, 0))}) == Offer(cpu_milli=100)
-    assert offered(Offer(), {}) == Offer()
+    assert offered(Offer(cpu_milli=100), {"a": pod("a", (ContainerKind.APP, 0, 0))}, WHOLE) == Offer(cpu_milli=100)
+    assert offered(Offer(), {}, WHOLE) == Offer()
 
 
 async def test_what_another_name_of_the_node_has_is_no_note_of_its_present_one(tmp_path: Path) -> None:
