@@ -445,6 +445,7 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     # By key of `Pools.dedicated`, for containers that are not on their own CPUs only: the CPUs where the kernel lets
     # them run.
     elsewhere: Mapping[str, CpuSet] = {}
+    trials: "Mapping[str, Pools]" = {}  # by policy in dry run: the pools as it would have them
 
     @property
     def dedicated_cpus(self) -> CpuSet:

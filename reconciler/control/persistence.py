@@ -67,6 +67,7 @@ def plan_row(plan: NodePlan) -> bytes:
     row = {**to_builtins(plan.pools, enc_hook=_plain), **to_builtins(resources, enc_hook=_plain)}
     del row["terms"]  # of a plan in the making only
     del row["elsewhere"]  # of the kernel's files, which are read again
+    del row["trials"]  # dry runs begin anew
     if not plan.pools.isolation:
         del row["isolation"]
     if plan.pools.harm is None:

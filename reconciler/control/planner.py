@@ -63,17 +63,37 @@ def plan_pools(
     )
     section: PolicyConfig
     for policy in policies:
-        if policy.announce is not None and (section := getattr(config, policy.name)).enabled:
+        section = getattr(config, policy.name)
+        if policy.announce is not None and section.enabled and not section.dry_run:
             pools = policy.announce(view, pools, previous, section)
     off: dict[str, str] = {}
     for policy in policies:
         if policy.decide_node is None:
             continue
-        if (section := getattr(config, policy.name)).enabled:
-            pools = policy.decide_node(view, pools, previous, section)
-        else:
+        section = getattr(config, policy.name)
+        if not section.enabled:
             off[policy.name] = "off"
+        elif section.dry_run and not policy.counts_in_dry_run:
+            pools = _tried(policy, view, pools, previous, section)
+        else:
+            pools = policy.decide_node(view, pools, previous, section)
     return replace(pools, terms=None, reasons={**pools.reasons, **off})
+
+
+def _tried(policy: AnyPolicy, view: NodeView, pools: Pools, previous: Pools | None, section: PolicyConfig) -> Pools:
+    """The pools without what a dry run decides; that is kept beside them, for its own settings."""
+    assert policy.decide_node is not None
+    before = previous.trials.get(policy.name, previous) if previous is not None else None
+    trial = policy.decide_node(view, pools, before, section)
+    reasons = {name: f"dry run: {text}" for name, text in trial.reasons.items() if pools.reasons.get(name) != text}
+    trials = {**pools.trials, policy.name: replace(trial, terms=None, trials={})}
+    return replace(pools, reasons={**pools.reasons, **reasons}, trials=trials)
+
+
+def _plan_for(policy: AnyPolicy, node: NodePlan) -> NodePlan:
+    """The plan from which a policy's own settings follow."""
+    trial = node.pools.trials.get(policy.name)
+    return node if trial is None else replace(node, pools=trial)
 
 
 def _outside(view: NodeView) -> str:
@@ -113,7 +133,7 @@ def plan_parents(
         _Wish(section.dry_run, policy.precedence, setting)
         for policy, section in _active(config, policies, derived(view.pods, _requesting_by_name, config, policies))
         if policy.parents is not None
-        for setting in policy.parents(view, node, section)
+        for setting in policy.parents(view, _plan_for(policy, node), section)
     ]
     return _planned(RefusalContext(view=view, pools=node.pools, wanted={}), wishes)
 
@@ -126,7 +146,7 @@ def plan_pod(
         _Wish(section.dry_run, policy.precedence, setting)
         for policy in policies
         if policy.pod is not None and ((section := getattr(config, policy.name)).enabled or _asks(policy, pod, config))
-        for setting in policy.pod(pod, view, node, section)
+        for setting in policy.pod(pod, view, _plan_for(policy, node), section)
     ]
     unkept: list[Refusal] = []
     if pod.sandbox is not None:

@@ -703,9 +703,14 @@ def _values(settings: Mapping[str, Setting]) -> dict[str, object]:
     return {knob: setting.value for knob, setting in settings.items()}
 
 
+def _of_pools(pools: Pools) -> Pools:
+    return replace(pools, reasons={}, sizes={}, remembered={}, budget_at=0.0, unknown_since=None, budget_milli=0)
+
+
 def _substance(plan: NodePlan) -> NodePlan:
     """The plan without parts that lead to no control file and do not concern an actuator before the next pass."""
-    pools = replace(plan.pools, reasons={}, sizes={}, remembered={}, budget_at=0.0, unknown_since=None, budget_milli=0)
+    pools = _of_pools(plan.pools)
+    pools = replace(pools, trials={name: _of_pools(trial) for name, trial in pools.trials.items()})
     cookies, scores, idle = plan.cookies, plan.oom_scores, plan.idle_threads
     return replace(
         plan,

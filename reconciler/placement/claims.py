@@ -85,7 +85,8 @@ def plain(claims: tuple[CpuClaim, ...]) -> list[dict[str, object]]:
 def _own(view: NodeView, pools: Pools) -> Iterator[CpuClaim]:
     asked: dict[str, int] = {}
     # Where the policy is off no container requests CPUs of its own: all run in the pools.
-    allocates = view.kubelet.policy is CpuPolicy.NONE and pools.reasons.get("exclusive") != "off"
+    off = pools.reasons.get("exclusive") == "off" or "exclusive" in pools.trials
+    allocates = view.kubelet.policy is CpuPolicy.NONE and not off
     wanted = allocates or bool(pools.placed)
     for uid, pod in view.pods.items():
         if pod.pod_class is not PodClass.DEDICATED or not wanted:

@@ -93,6 +93,7 @@ POLICY = Policy(
     summary="the kubelet's exclusive CPUs are never used by other pools",
     config_type=DedicatedConfig,
     precedence=10,
+    counts_in_dry_run=True,
     decide_node=decide_node,
     pod=for_pod,
 )

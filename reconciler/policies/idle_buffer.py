@@ -104,12 +104,12 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Id
     if not config.enabled or ceiling is None:
         reason = "off" if not config.enabled else _inactive(view)
         return replace(pools, reasons={**pools.reasons, "idle_buffer": reason})
-    kept, milli = buffer_milli(len(watched(pools)) * 1000, config), min(pools.budget_milli, max(0, ceiling))
-    reason = f"keeps {cpu(kept)} idle for online pods"
-    if config.dry_run:
-        # The budget is written by another policy.
-        reason, milli = f"dry run: {reason}; BE budget at most {cpu(milli)}", pools.budget_milli
-    return replace(pools, budget_milli=milli, reasons={**pools.reasons, "idle_buffer": reason})
+    kept = buffer_milli(len(watched(pools)) * 1000, config)
+    return replace(
+        pools,
+        budget_milli=min(pools.budget_milli, max(0, ceiling)),
+        reasons={**pools.reasons, "idle_buffer": f"keeps {cpu(kept)} idle for online pods"},
+    )
 
 
 def _inactive(view: NodeView) -> str:

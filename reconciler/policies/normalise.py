@@ -60,25 +60,23 @@ def quota_of(pod: Pod, container: Container, pools: Pools) -> int | None:
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: NormaliseConfig) -> Pools:
     """Pass the ratio to the other policies."""
     reason = "off: quotas are unchanged" if config.ratio <= 1 else f"quotas are divided by {config.ratio:g}"
-    ratio = 1.0 if config.dry_run else config.ratio  # others write quotas by it
-    return replace(pools, quota_ratio=ratio, reasons={**pools.reasons, NAME: reason})
+    return replace(pools, quota_ratio=config.ratio, reasons={**pools.reasons, NAME: reason})
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NormaliseConfig) -> list[Setting]:
     """The quotas of an online pod's containers."""
     settings: list[Setting] = []
-    pools = replace(plan.pools, quota_ratio=config.ratio) if config.dry_run else plan.pools
     # Not the pod's own: with theirs lowered it bounds nothing, and lowered itself it makes container starts fail, as
     # the runtime writes the container's larger quota first (EINVAL on v1; Koordinator 2047, 2694).
     for container in pod.containers:
         spec = container.spec
-        if spec is None or not applies(pod, container, pools):
+        if spec is None or not applies(pod, container, plan.pools):
             continue
-        value, limit = quota_of(pod, container, pools), spec.quota_us
+        value, limit = quota_of(pod, container, plan.pools), spec.quota_us
         # A loan was made on top of this value, and would lose beside it: of two quotas the planner takes the smaller.
         if value is None or value == limit or view.lent_us.get(container.group.path, 0) > value:
             continue
-        reason = f"limit of {limit} µs divided by this node's ratio {config.ratio:g}"
+        reason = f"limit of {limit} µs divided by this node's ratio {plan.pools.quota_ratio:g}"
         settings.append(setting_of(pod, container, "cpu.quota", value, policy=NAME, reason=reason))
     return settings
 

@@ -545,6 +545,7 @@ POLICY = Policy(
     summary="BE pods get the CPU that online pods do not use",
     config_type=ReclaimedConfig,
     precedence=40,
+    counts_in_dry_run=True,
     decide_node=decide_node,
     decide_resources=decide_resources,
     parents=parents,

@@ -80,9 +80,6 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
         reason += f"; CPU {gone} is not online"
     if outside := (wanted & view.topology.online) - reserved:
         reason += f"; CPU {outside} is outside of {view.kubepods} in any case"
-    if config.dry_run:
-        # All that follows is written by other policies.
-        return replace(pools, reasons={**pools.reasons, "reserved": f"dry run: {reason}"})
     strict = config.strict is StrictReserve.ALWAYS or (
         config.strict is StrictReserve.KUBELET and view.kubelet.strict_reserved
     )

@@ -36,7 +36,6 @@ from state.plan import NodePlan
 
 NAME: Final = "responses"
 FREEZE: Final = "freeze"
-_DRY_RUN: Final = "dry run"
 
 
 class ResponsesConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,20 +45,15 @@ class ResponsesConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: ResponsesConfig) -> Pools:
     """Hold the BE budget where a response requests it."""
     measures = view.measures
-    holds = measures.budget_milli is not None and measures.budget_milli < pools.budget_milli
-    reason = f"BE budget limited to {cpu(measures.budget_milli or 0)}: {measures.budget_reason}" if holds else ""
-    if config.dry_run:
-        # The budget is written by another policy.
-        return replace(pools, reasons={**pools.reasons, NAME: f"{_DRY_RUN}: {reason}" if reason else _DRY_RUN})
-    if measures.budget_milli is None or not holds:
+    if measures.budget_milli is None or measures.budget_milli >= pools.budget_milli:
         return pools
-    return replace(pools, budget_milli=measures.budget_milli, reasons={**pools.reasons, NAME: reason})
+    reasons = {**pools.reasons, NAME: f"BE budget limited to {cpu(measures.budget_milli)}: {measures.budget_reason}"}
+    return replace(pools, budget_milli=measures.budget_milli, reasons=reasons)
 
 
 def in_force(view: NodeView, pools: Pools) -> Restrictions:
     """What other policies apply of the responses: nothing where this policy is off or a dry run."""
-    reason = pools.reasons.get(NAME, "")
-    return Restrictions() if reason == "off" or reason.startswith(_DRY_RUN) else view.measures
+    return Restrictions() if pools.reasons.get(NAME) == "off" or NAME in pools.trials else view.measures
 
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: ResponsesConfig) -> NodePlan:

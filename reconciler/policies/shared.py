@@ -176,8 +176,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
         bound=result.bound,
         sizes=sizes,
         isolation=states,
-        # BE work fills what is its own. In a dry run nothing is: online pods run there, too.
-        separate=separate and not config.dry_run,
+        separate=separate,
         confine_shared=confined,
         reasons=reasons,
     )

@@ -7,16 +7,18 @@ from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan
+from reconciler.placement.claims import cpu_claims
 from reconciler.policies.be_memory import BeMemoryConfig
 from reconciler.policies.cache import CachePolicyConfig
 from reconciler.policies.capacity import ANNOTATION, CapacityConfig
+from reconciler.policies.exclusive import ExclusiveConfig
 from reconciler.policies.normalise import NormaliseConfig
 from reconciler.policies.reserve import ReserveConfig
 from reconciler.policies.shared import ConfineMode, SharedConfig, SharedPoolMode
 from reconciler.policies.table import PoliciesConfig
 from state.measures import Restrictions, SqueezeLimit
 from state.memory import NodeMemoryReading
-from state.model import NodeView, PodClass, Resources
+from state.model import NodeView, PodClass, Resources, RuntimeSpec
 from state.plan import Desired
 from tests.reconciler.nodes import V2, container, node, online, pod
 
@@ -79,6 +81,26 @@ def test_a_dry_run_changes_nothing_that_others_write(name: str) -> None:
     shown = plan(scene(), None, replace(CONFIG, **{name: replace(section, dry_run=True)}))
     assert done(shown, name) == done(off, name)
     assert done(shown, name) != done(plan(scene(), None, CONFIG), name)
+
+
+def test_cpus_that_a_pod_only_would_own_change_nothing_else() -> None:
+    """Without its quota such a pod would use the CPUs of all others."""
+    limited = RuntimeSpec(shares=2048, quota_us=200_000, period_us=100_000)
+    sizes = Resources(cpu_milli=2000)
+    db = pod("db", container("main", spec=limited, requests=sizes), cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED)
+    view = node(db, pod("be"), online("web"), versions=V2)
+    path = f"{db.group.path}/id-main"
+    assert plan(view, None, PoliciesConfig()).settings[path, "cpu.quota"].policy == "pinned"
+    off = plan(view, None, PoliciesConfig(exclusive=ExclusiveConfig(enabled=False)))
+    before = None
+    for _ in range(2):
+        shown = plan(view, before, PoliciesConfig(exclusive=ExclusiveConfig(dry_run=True)))
+        assert done(shown, "exclusive") == done(off, "exclusive")
+        assert len(shown.settings[path, "cpu.set"].value) == 2  # type: ignore[arg-type]  # a CPU set
+        assert shown.plan.pools.dedicated == {}
+        assert shown.plan.pools.reasons["dedicated/db/main"].startswith("dry run: ")
+        assert not any(claim.cut for claim in cpu_claims(view, shown.plan.pools))
+        before = shown.plan
 
 
 def test_online_pods_that_only_seem_confined_keep_their_room() -> None:
