@@ -13,8 +13,8 @@ from typing import Final, NamedTuple, final
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.demand import CpuDemand
-from reconciler.placement.pool_members import PoolMembers, base_of, members, owners_of, pool_on
-from reconciler.placement.seats import NodeRivals, SeatRequest, cpus_of
+from reconciler.placement.pool_members import DEFAULT, PoolMembers, base_of, members, owners_of, pool_on
+from reconciler.placement.seats import CPU, NodeRivals, SeatRequest, cpus_of
 from state.cpu import PoolTerms
 from state.model import NodeView, Pools
 from state.topology import Topology
@@ -44,13 +44,26 @@ def needs(found: PoolMembers, terms: PoolTerms) -> PoolNeeds:
         return PoolNeeds({}, cpus_of(sum(pod.request_milli for pods in found.pods.values() for pod in pods)))
     bound: dict[tuple[int, ...], dict[str, int]] = {}
     loose, least = terms.leave, int(terms.leave > 0)
+    small: dict[tuple[int, ...], list[tuple[int, str]]] = {}
     for key, pods in found.pods.items():
-        cpus = max(terms.cpus.get(key, 0), cpus_of(sum(pod.request_milli for pod in pods)))
+        milli = sum(pod.request_milli for pod in pods)
+        if key != DEFAULT and milli < CPU and key not in terms.cpus:
+            small.setdefault(found.nodes.get(key, ()), []).append((milli, key))
+            continue
+        cpus = max(terms.cpus.get(key, 0), cpus_of(milli))
         if key in found.nodes:
             bound.setdefault(found.nodes[key], {})[key] = cpus
         else:
             loose += cpus
             least += 1
+    # Of less than a CPU: together what they request, rounded up. `reconciler.policies.shared` merges the rest.
+    for nodes, pools in small.items():
+        kept = sorted(pools)[-cpus_of(sum(milli for milli, _ in pools)) :]
+        if nodes:
+            bound.setdefault(nodes, {}).update((key, 1) for _, key in kept)
+            loose += -(-sum(milli for milli, _ in set(pools).difference(kept)) // CPU)
+        else:
+            loose, least = loose + len(kept), least + len(kept)
     return PoolNeeds(bound, loose, least)
 
 

@@ -13,7 +13,7 @@ STEPS: Final = 500
 """Tries of one search."""
 SEARCHED: Final = 32
 """Of more pods at once, which is the start of an agent on a full node, only the first order is tried."""
-_CPU: Final = 1000
+CPU: Final = 1000
 
 
 class NodeRivals(NamedTuple):
@@ -45,7 +45,7 @@ class SeatRequest(NamedTuple):
 
 def cpus_of(milli: int) -> int:
     """The CPUs of a pool whose pods request so much together: whole ones, at least one."""
-    return max(1, -(-milli // _CPU))
+    return max(1, -(-milli // CPU))
 
 
 @final
@@ -76,7 +76,7 @@ class NodeSeats:
         unshared = {request.uid: occupancy.unshareable_nodes(request.uid).mask for request in order}
         # New containers with CPUs of their own on one node take part: they are placed afterwards, by the hints of all
         # their resources, but find the room.
-        near = [SeatRequest("", "", _CPU * count) for count in self._rivals.near]
+        near = [SeatRequest("", "", CPU * count) for count in self._rivals.near]
         # If not all fit, the pods are before them: such a container can be spread, a pool can not.
         for requests in (sorted((*order, *near), key=_largest_first), order) if near else (order,):
             found = self.copy().greedy(requests, unshared)

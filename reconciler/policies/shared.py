@@ -122,7 +122,7 @@ def announce(view: NodeView, pools: Pools, previous: Pools | None, config: Share
         return replace(pools, terms=PoolTerms(own=False))
     sizes = dict[str, int]()
     if config.measured and previous is not None:
-        sizes = {key: size.asked for key, size in previous.sizes.items()}
+        sizes = {key: size.asked for key, size in previous.sizes.items() if size.wanted_milli >= _CPU}
     leave = config.leave_cpus if config.mode is SharedPoolMode.SEPARATE else 0
     return replace(pools, terms=PoolTerms(cpus={**sizes, **config.fixed}, leave=leave))
 
@@ -241,12 +241,18 @@ def _divide(
     sizes: dict[str, int] = {}
     within: dict[str, CpuSet] = {}
     guests: list[str] = []  # pools without CPUs of their own, which run in the default one
-    unbound = {key: size for key, size in request.cpus.items() if key not in found.nodes}
+    merged = _merged(request.cpus, request, len(free) - (config.leave_cpus if separate else 0), joins=True)
+    unbound = {key: size for key, size in request.cpus.items() if key not in found.nodes and key not in merged}
     # Pools of one node first: those of several have a choice.
     nodes = sorted(set(found.nodes.values()), key=lambda on: (len(on), on))
     # Every pool needs one CPU, as far as its node has one.
-    inside = {on: [key for key, where in found.nodes.items() if where == on] for on in nodes}
     theirs = {on: free & CpuSet.union(map(topology.node_cpus, on)) for on in nodes}
+    inside: dict[tuple[int, ...], list[str]] = {}
+    for on in nodes:
+        keys = [key for key, where in found.nodes.items() if where == on and key not in merged]
+        more = _merged(keys, request, len(theirs[on]), joins=False)
+        merged += more
+        inside[on] = [key for key in keys if key not in more]
     least = {on: min(len(keys), len(theirs[on])) for on, keys in inside.items()}
     later = sum(least.values()) + len(unbound)
     leave = max(0, min(config.leave_cpus, len(free) - later)) if separate else 0
@@ -269,12 +275,13 @@ def _divide(
         guests += [key for key in cut.shared if key not in own]
     room = max(1, len(free) - leave - sum(sizes.values()))
     # What pods without a place on their node request, they request of the default pool.
-    guest_cpus = sum(request.cpus[key] for key in guests)
-    if guest_cpus:
+    small = -(-sum(request.sizes[key].wanted_milli for key in merged) // _CPU)
+    if guest_cpus := sum(request.cpus[key] for key in guests) + small:
         unbound[DEFAULT] = guest_cpus + unbound[DEFAULT] if found.pods[DEFAULT] else max(guest_cpus, unbound[DEFAULT])
     cut = fit(unbound, room)
     sizes |= cut.sizes
-    guests += [key for key in cut.shared if key != DEFAULT]
+    asked = request.cpus[DEFAULT] + guest_cpus + sum(request.cpus[key] for key in cut.shared if key != DEFAULT)
+    guests += [*merged, *(key for key in cut.shared if key != DEFAULT)]
     # In mode overlap the default pool has the rest. In mode separate BE work has it, unless pools were cut.
     if DEFAULT not in sizes or cut.shared or not separate:
         minimum = sizes.get(DEFAULT, 1)
@@ -286,7 +293,9 @@ def _divide(
     # BE work's own CPUs are the rest, wherever that is: they are not packed, and keep no pool from its best place.
     sets = pack(sizes, _held(previous, sizes), free, topology, within)
     result = {key: cpus for key, cpus in sets.items() if cpus}
-    guests += [key for key in sets if key not in result and key != DEFAULT]
+    unplaced = [key for key in sets if key not in result and key != DEFAULT]
+    asked += sum(request.cpus[key] for key in unplaced)
+    guests += unplaced
     squeezed = DEFAULT not in result
     result.setdefault(DEFAULT, free)
     texts = {
@@ -295,7 +304,7 @@ def _divide(
         if key in request.sizes
     }
     if guests and not squeezed:
-        has = _with_extra(result[DEFAULT], request.cpus[DEFAULT] + sum(request.cpus[key] for key in guests))
+        has = _with_extra(result[DEFAULT], asked)
         texts[DEFAULT] = f"{request.sizes[DEFAULT].reason}; has {has}; also runs {plural(len(guests), 'pool')} cut to 0"
     if squeezed:
         texts[DEFAULT] = "fewer CPUs than pools: uses the CPUs of the other pools"
@@ -315,6 +324,28 @@ def _divide(
         if config.measured or (key in sizes and (separate or key != DEFAULT))
     }
     return dict(sorted(result.items())), dict(sorted(final.items())), texts
+
+
+def _merged(keys: Iterable[str], request: _PoolRequest, room: int, *, joins: bool) -> list[str]:
+    """Pools of less than a CPU that run in the default pool where the pools do not all fit, the smallest first.
+
+    Those that remain have together no more than they all request, rounded up: a CPU of its own for each would be taken
+    from others, and a tenant names as many pools as it has pods. ``joins``: the default pool is among ``keys``.
+    """
+    pools = list(keys)
+    wanted = {key: request.sizes[key].wanted_milli for key in pools if key != DEFAULT and key not in request.fixed}
+    small = sorted((key for key in wanted if wanted[key] < _CPU), key=lambda key: (wanted[key], key))
+    over = sum(request.cpus[key] for key in pools) - room
+    have, most = sum(request.cpus[key] for key in small), cpus_of(sum(wanted[key] for key in small))
+    merged, milli = list[str](), 0
+    for key in small:
+        if over + -(-milli // _CPU) <= 0 or have <= most:
+            break
+        merged.append(key)
+        milli += wanted[key] if joins else 0
+        over -= request.cpus[key]
+        have -= request.cpus[key]
+    return merged
 
 
 def _with_guests(found: PoolMembers, keys: Iterable[str]) -> PoolMembers:

@@ -10,7 +10,7 @@ from cgroupfs.cpuset import CpuSet
 from reconciler.control.planner import plan_pools
 from reconciler.placement.claims import cpu_claims
 from reconciler.policies.overlap import overlaps
-from reconciler.policies.shared import SharedConfig, SharedPoolMode
+from reconciler.policies.shared import PoolSizing, SharedConfig, SharedPoolMode
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import CpuPreferences, GroupUse
 from state.model import NodeView, Pod, PodClass, Pools, Resources
@@ -108,3 +108,46 @@ def test_where_pools_of_nodes_have_every_cpu_the_shared_pool_has_the_same_ones(m
     assert (pools.named["shared/b0-NUMA0"], pools.named["shared/b1-NUMA1"]) == (CpuSet([0]), CpuSet([2]))
     assert without_cpus(pools) == [f"shared/{item.uid}" for item in more]
     assert pools.reasons["shared"].startswith("fewer CPUs than pools")
+
+
+def tiny(uid: str, **wish: Any) -> Pod:
+    item = pod(uid, container("main", requests=Resources(cpu_milli=10)), cls=PodClass.SHARED)
+    return replace(item, wish=CpuPreferences(pool=uid, **wish))
+
+
+@pytest.mark.parametrize("config", [OVERLAP, KEPT, SEPARATE], ids=["overlap", "kept", "separate"])
+@pytest.mark.parametrize("wish", [{}, {"numa_binding": True}, {"numa_binding": True, "nodes": (0,)}])
+def test_pools_of_less_than_a_cpu_take_no_requested_cpu_of_others(config: PoliciesConfig, wish: dict[str, Any]) -> None:
+    """Fifteen pods of 10 thousandths of a CPU, each of which names a pool, would have fifteen CPUs."""
+    shape = uniform(sockets=2, nodes=2, cores=16, threads=1)
+    web = online("web", container("main", requests=Resources(cpu_milli=12_000)))
+    _, pools = planned(shape, web, *[tiny(f"t{number}", **wish) for number in range(15)], config=config)
+    assert len(pools.shared) >= 12
+    assert without_cpus(pools)
+    own = [len(cpus) for cpus in pools.named.values() if cpus != pools.shared]
+    assert sum(own) <= 3
+    # Where there is room each has a CPU of its own.
+    _, pools = planned(shape, *[tiny(f"t{number}", **wish) for number in range(3)], config=config)
+    assert not without_cpus(pools)
+
+
+@pytest.mark.parametrize("wish", [{}, {"numa_binding": True}, {"numa_binding": True, "nodes": (0,)}])
+@pytest.mark.parametrize("sizing", list(PoolSizing))
+def test_pools_of_less_than_a_cpu_keep_no_container_from_cpus_of_its_own(
+    wish: dict[str, Any], sizing: PoolSizing
+) -> None:
+    shape = uniform(sockets=2, nodes=2, cores=16, threads=1)
+    others = [tiny(f"t{number}", **wish) for number in range(15)]
+    config = PoliciesConfig(shared=SharedConfig(sizing=sizing))
+    before = plan_pools(node(*others, topology=shape), None, config)
+    db = pod("db", container("main", requests=Resources(cpu_milli=4000)), cls=PodClass.DEDICATED)
+    pools = plan_pools(node(db, *others, topology=shape), before, config)
+    assert {key: len(cpus) for key, cpus in pools.dedicated.items()} == {"db/main": 4}
+    assert pools.shared
+
+
+def test_a_bound_pool_keeps_the_cpus_of_its_node_beside_pools_of_less_than_one() -> None:
+    shape = uniform(sockets=2, nodes=2, cores=16, threads=1)
+    others = [tiny(f"t{number}", numa_binding=True, nodes=(0,)) for number in range(8)]
+    _, pools = planned(shape, asking("big", 7, numa_binding=True, nodes=(0,)), *others)
+    assert len(pools.named["shared/big-NUMA0"]) >= 7
