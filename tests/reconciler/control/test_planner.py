@@ -12,6 +12,7 @@ from reconciler.config.load import load
 from reconciler.config.model import Protection
 from reconciler.control.planner import plan, plan_node, plan_parents, plan_pod, plan_pools
 from reconciler.policies.base import Policy
+from reconciler.policies.batch import BatchConfig
 from reconciler.policies.budget import BudgetConfig
 from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm, choose_cpus
 from reconciler.policies.reserve import ReserveConfig
@@ -141,7 +142,7 @@ def test_a_dry_run_of_batch_leaves_be_its_part_of_the_budget() -> None:
     # An online pod in besteffort: the quota is that of the containers.
     pods = pod("b", container("main", requests=limits, limits=limits)), online("c", qos=QosClass.BESTEFFORT)
     path = pods[0].containers[0].group.path
-    shown = replace(CONFIG, batch=replace(CONFIG.batch, dry_run=True))
+    shown = PoliciesConfig(batch=BatchConfig(dry_run=True))
     assert plan(node(*pods), None, CONFIG).settings[path, "cpu.quota"].policy == "batch"
     for knob in ("cpu.quota", "cpu.weight"):
         assert plan(node(*pods), None, shown).settings[path, knob].policy == "reclaimed"
