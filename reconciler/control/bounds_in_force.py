@@ -103,7 +103,7 @@ def reasons_in_force(reconciler: Reconciler, reasons: Mapping[str, str]) -> dict
 def _bounds_of(plan: NodePlan | None) -> frozenset[str]:
     if plan is None:
         return frozenset()
-    pools = plan.pools
+    pools = plan.pools.trials.get(RECLAIMED, plan.pools)
     bounds = {
         "cpuset": pools.confined,
         "reclaimed": pools.confined,

@@ -73,7 +73,7 @@ def plan_pools(
         section = getattr(config, policy.name)
         if not section.enabled:
             off[policy.name] = "off"
-        elif section.dry_run and not policy.counts_in_dry_run:
+        elif section.dry_run:
             pools = _tried(policy, view, pools, previous, section)
         else:
             pools = policy.decide_node(view, pools, previous, section)
@@ -81,12 +81,17 @@ def plan_pools(
 
 
 def _tried(policy: AnyPolicy, view: NodeView, pools: Pools, previous: Pools | None, section: PolicyConfig) -> Pools:
-    """The pools without what a dry run decides; that is kept beside them, for its own settings."""
+    """The pools without what a dry run decides; that is kept beside them, for its own settings.
+
+    Of what counts all the same the quotas are left out, as no group is below them.
+    """
     assert policy.decide_node is not None
     before = previous.trials.get(policy.name, previous) if previous is not None else None
     trial = policy.decide_node(view, pools, before, section)
-    reasons = {name: f"dry run: {text}" for name, text in trial.reasons.items() if pools.reasons.get(name) != text}
     trials = {**pools.trials, policy.name: replace(trial, terms=None, trials={})}
+    if policy.counts_in_dry_run:
+        return replace(trial, quota_milli=None, trials=trials) if trial.quota_milli is not None else trial
+    reasons = {name: f"dry run: {text}" for name, text in trial.reasons.items() if pools.reasons.get(name) != text}
     return replace(pools, reasons={**pools.reasons, **reasons}, trials=trials)
 
 

@@ -99,9 +99,9 @@ class Policy(Struct, Generic[C], frozen=True, kw_only=True):
     """Whether a pod requests the policy for itself: where it is off for the node, it applies to such pods only, and its
     functions see that in ``enabled``. Not called while a policy is on that excludes this one."""
     counts_in_dry_run: bool = False
-    """Whether the policies after it plan by its ``decide_node`` in a dry run, too: facts, and the last one's result.
+    """Whether the policies after it plan by its ``decide_node`` in a dry run, too: facts, and the BE pool.
 
-    Else what it decides is in ``Pools.trials`` then, for its own settings.
+    The quotas never count. What does not is in ``Pools.trials`` then, for its own settings.
     """
 
 

@@ -13,6 +13,7 @@ from reconciler.policies.cache import CachePolicyConfig
 from reconciler.policies.capacity import ANNOTATION, CapacityConfig
 from reconciler.policies.exclusive import ExclusiveConfig
 from reconciler.policies.normalise import NormaliseConfig
+from reconciler.policies.reclaimed import ReclaimedConfig
 from reconciler.policies.reserve import ReserveConfig
 from reconciler.policies.shared import ConfineMode, SharedConfig, SharedPoolMode
 from reconciler.policies.table import PoliciesConfig
@@ -20,7 +21,7 @@ from state.measures import Restrictions, SqueezeLimit
 from state.memory import NodeMemoryReading
 from state.model import NodeView, PodClass, Resources, RuntimeSpec
 from state.plan import Desired
-from tests.reconciler.nodes import V2, container, node, online, pod
+from tests.reconciler.nodes import V1, V2, container, node, online, pod
 
 CONFIG = PoliciesConfig(
     reserve=ReserveConfig(count=2),
@@ -100,6 +101,20 @@ def test_cpus_that_a_pod_only_would_own_change_nothing_else() -> None:
         assert shown.plan.pools.dedicated == {}
         assert shown.plan.pools.reasons["dedicated/db/main"].startswith("dry run: ")
         assert not any(claim.cut for claim in cpu_claims(view, shown.plan.pools))
+        before = shown.plan
+
+
+def test_a_quota_that_is_only_shown_replaces_no_limit_of_batch() -> None:
+    sizes = Resources(batch_cpu_milli=4000)
+    work = pod("be", container("main", requests=sizes, limits=sizes))
+    view = node(work, online("web"), versions=V1, reclaimed_ceiling_milli=600)
+    path = f"{work.group.path}/id-main"
+    assert plan(view, None, PoliciesConfig()).settings[path, "cpu.quota"].value is None
+    before = None
+    for _ in range(2):
+        shown = plan(view, before, PoliciesConfig(reclaimed=ReclaimedConfig(dry_run=True)))
+        assert shown.settings[path, "cpu.quota"].value == 400_000
+        assert shown.settings["/kubepods/besteffort", "cpu.quota"].policy == "reclaimed"
         before = shown.plan
 
 
