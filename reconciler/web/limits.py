@@ -9,7 +9,7 @@ import struct
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final, final
 
 import trio
@@ -116,16 +116,21 @@ class ClientLimits:
         return wait_s
 
 
+def address_of(text: str) -> IPv4Address | IPv6Address:
+    """An address without a zone; of an IPv4 client of a socket that has both families, the IPv4 one.
+
+    Errors: `ValueError` for any other text.
+    """
+    address = ip_address(text.partition("%")[0])
+    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
+
+
 def client_of(connection: trio.socket.SocketType) -> str:
     """The client: ``uid N`` of a unix socket, else its address or network. Errors: `OSError` when it has closed."""
     if connection.family == socket.AF_UNIX:
         data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         return f"uid {_UCRED.unpack(data)[1]}"
-    # "%": the zone of a link-local address.
-    address = ip_address(str(connection.getpeername()[0]).partition("%")[0])
-    if isinstance(address, IPv6Address):
-        # An IPv4 client of a socket that has both families.
-        address = address.ipv4_mapped or address
+    address = address_of(str(connection.getpeername()[0]))
     if address.is_loopback:
         return "loopback"  # a local user can send from any of its 16 million addresses
     if isinstance(address, IPv6Address):

@@ -10,11 +10,12 @@ import re
 import ssl
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final, final
 
 from cgroupfs.errors import AgentError
 from cgroupfs.log import get_log
-from reconciler.web.limits import LogWindow
+from reconciler.web.limits import LogWindow, address_of
 
 SHORTEST_TOKEN: Final = 16
 LONGEST_TOKEN: Final = 4096
@@ -140,5 +141,9 @@ class Hosts:
         # name of its own; but public names have a dot.
         if self._undotted and not match[1] and b"." not in name:
             return True
+        if name in self._names or server is None:
+            return name in self._names
         # A listener may have all of a machine's addresses, and no name of another host is an address.
-        return name in self._names or (server is not None and name == server[0].lower().encode())
+        with suppress(ValueError):
+            return address_of(name.decode()) == address_of(server[0])
+        return False

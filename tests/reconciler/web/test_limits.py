@@ -338,6 +338,16 @@ def test_the_address_that_was_called_is_a_name_of_the_node() -> None:
     assert Hosts(["fd00::1"]).allow(b"[fd00::1]", None)
 
 
+def test_an_address_counts_in_each_of_its_forms() -> None:
+    hosts = Hosts()
+    # A client of IPv4 at a listener of all addresses (``::``), which has both families.
+    assert hosts.allow(b"10.1.2.3:9470", ("::ffff:10.1.2.3", 9470))
+    assert hosts.allow(b"[2001:DB8:0:0::5]:9470", ("2001:db8::5", 9470))
+    assert hosts.allow(b"[fe80::1]:9470", ("fe80::1%eth0", 9470))
+    assert not hosts.allow(b"10.1.2.4:9470", ("::ffff:10.1.2.3", 9470))
+    assert not hosts.allow(b"[::2]:9470", ("::3", 9470))
+
+
 async def test_web_pages_are_refused(tmp_path: Path) -> None:
     async with serving(tmp_path) as site:
         for headers in ({"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}):
