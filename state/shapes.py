@@ -136,6 +136,7 @@ _ROWS: Final[Mapping[tuple[str, str], Shape]] = {
     (META, "opened_at"): NUMBER,
     (META, PUBLISHED): MapShape({"target": TEXT, "node": TEXT}, required=frozenset({"target", "node"})),
     (META, "alert:"): _ALERT,
+    (META, "effect:clock"): MapShape(),
     (META, "effect:"): _HOUR,
 }
 """By table, and key or its beginning up to a colon. Other rows are of no reader."""

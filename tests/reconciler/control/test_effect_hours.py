@@ -22,6 +22,7 @@ from reconciler.control.effect_hours import (
 from reconciler.control.hour_rows import HOUR_S
 from reconciler.control.pod_minutes import Minute
 from reconciler.headroom.promises import NodePromises, PromiseMinute
+from state.reader import read_dump
 from state.schema import META
 from state.store import Store, StoreBatch
 from tests.reconciler.nodes import online, pod
@@ -104,6 +105,16 @@ def test_a_minute_is_one_with_be_work_or_without(books: Books) -> None:
     assert (hour.with_be.minutes, hour.with_be.samples, hour.with_be.wait_milli) == (1, 2, 60.0)
     assert (hour.with_be.throttled_samples, hour.with_be.throttled_milli) == (1, 10.0)
     assert (hour.without_be.samples, hour.without_be.wait_milli) == (1, 5.0)
+
+
+@pytest.mark.parametrize("window", [None, "office"])
+async def test_commands_take_no_stored_row_for_a_damaged_one(books: Books, window: str | None) -> None:
+    books.window = window
+    books.minute(1500.0, Minute(100.0, 10.0, 20.0))
+    await books.effect.save()
+    dump = read_dump(books.path)
+    assert dump["problems"] == []
+    assert {f"{ROW}{HOUR}", f"{ROW}clock"} <= dump["meta"].keys()
 
 
 async def test_broken_promises_are_counted_by_hour_and_survive_a_restart(books: Books) -> None:
