@@ -453,7 +453,7 @@ def preset_in_force(loaded: Loaded, node: NodeOffers | None) -> list[tuple[Prese
 
 
 def _preset_note(row: PresetRow, loaded: Loaded, node: NodeOffers | None) -> str | None:
-    if row.setting not in loaded.preset:
+    if row.setting not in loaded.preset and value_at(loaded.config, row.setting) != row.value:
         at = loaded.origins.get(row.setting)
         # Only the mode is neither of the level nor written: the window in force has the level.
         return "the same in every window" if at is None else f"overridden in {at}"

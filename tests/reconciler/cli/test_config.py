@@ -85,7 +85,8 @@ def test_no_key_is_near_by_accident(run: Run, file: str, key: str) -> None:
 
 def test_a_preset_is_listed_with_what_the_node_lacks(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text("protect: cpu\npolicies: {idle_buffer: {enabled: false}}\n")
+    # What the file has as the level has it is not overridden.
+    path.write_text("protect: cpu\npolicies: {idle_buffer: {enabled: false}, reclaimed: {form: both}}\nmode: enforce\n")
     ran = run("config", "explain", "policies", "--config", str(path), "--root", str(tmp_path), "-o", "json")
     assert (ran.code, ran.err) == (Exit.OK, "")
     document = json.loads(ran.out)
@@ -94,10 +95,13 @@ def test_a_preset_is_listed_with_what_the_node_lacks(run: Run, tmp_path: Path) -
     assert notes["policies.idle_buffer.enabled"] == (True, f"overridden in {path}:2:35")
     assert notes["policies.idle_class.enabled"][1].startswith("this node lacks it: ")
     settings = document["settings"]
-    assert settings["policies.reclaimed.form"] == {"value": "both", "source": ["protect: cpu"], "changed": False}
+    assert notes["policies.reclaimed.form"] == ("both", "")
+    written = {"value": "both", "source": [f"{path}:2:61"], "changed": False}
+    assert settings["policies.reclaimed.form"] == written
+    assert settings["policies.reclaimed.enabled"]["source"] == ["protect: cpu"]
     assert settings["policies.idle_class.enabled"]["changed"]
     text = run("config", "show", "mode", "--config", str(path), "--root", str(tmp_path)).out
-    assert text == "mode = enforce   [protect: cpu]\n"
+    assert text == f"mode = enforce   [{path}:3:7]\n"
 
 
 @pytest.mark.parametrize("key", [[], ["node"], ["node.resync_s"], ["policies.reclaimed"]])
@@ -162,10 +166,10 @@ def test_of_a_captured_node_the_window_is_that_of_its_time(
 @pytest.mark.parametrize(
     ("first", "source", "note"),
     [
-        ("protect: observe\n", "protect: observe", "overridden in protect: observe"),
-        ("protect: cpu\n", "protect: cpu", "overridden in protect: cpu"),
-        ("mode: observe\nprotect: cpu\n", "{path}:1:7", "overridden in {path}:1:7"),
-        ("", "default", "the same in every window"),
+        ("protect: observe\n", "protect: observe", " (overridden in protect: observe)"),
+        ("protect: cpu\n", "protect: cpu", ""),
+        ("mode: observe\nprotect: cpu\n", "{path}:1:7", " (overridden in {path}:1:7)"),
+        ("", "default", " (the same in every window)"),
     ],
 )
 def test_the_mode_is_not_of_the_windows_level(run: Run, tmp_path: Path, first: str, source: str, note: str) -> None:
@@ -175,7 +179,7 @@ def test_the_mode_is_not_of_the_windows_level(run: Run, tmp_path: Path, first: s
     shown = run("config", "show", "mode", "--config", str(path)).out
     assert shown == f"mode = {mode}   [{source.format(path=path)}]\n"
     explained = run("config", "explain", "protect", "--config", str(path)).out
-    assert f"  preset: mode: enforce ({note.format(path=path)})\n" in explained
+    assert f"  preset: mode: enforce{note.format(path=path)}\n" in explained
     assert "  preset: policies.idle_buffer.enabled: true\n" in explained
 
 
