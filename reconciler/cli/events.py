@@ -49,6 +49,10 @@ class _Choice(NamedTuple):
     namespace: str | None
     types: frozenset[str]
 
+    @property
+    def restricts(self) -> bool:
+        return bool(self.types) or (self.uid, self.text, self.namespace) != (None, None, None)
+
     def matches(self, event: Row) -> bool:
         if event["type"] == "gap":
             return True
@@ -81,12 +85,10 @@ def _run(options: Namespace) -> int:
     except Unreachable as exc:
         if options.follow:
             raise CliError(f"{exc}; only a running daemon has events to follow", exc.code) from exc
-        events = [_shown(row) for row in _stored(options, str(exc), since or 0.0)]
-        _print((event for event in events if choice.matches(event)), options)
-        return Exit.OK
-    _print(_chosen(answer, choice), options)
-    if not options.follow and not answer["events"] and options.output == "table":
-        show([line(f"no events since {fmt.clock(since)}")])
+        answer = {"missing": 0, "events": _stored(options, str(exc), since or 0.0)}
+    if not _print(_chosen(answer, choice), options) and not options.follow:
+        such = "such " if choice.restricts else ""
+        show([line(f"no {such}events since {fmt.clock(since)}")])
     while options.follow:
         streams.finish()
         sleep(_POLL_S)
@@ -193,22 +195,23 @@ def _text(event: Row) -> str:
             return text
 
 
-def _print(events: Iterable[Row], options: Namespace) -> None:
+def _print(events: Iterable[Row], options: Namespace) -> bool:
+    """False: a table without rows, of which nothing is printed."""
     if options.output == "json":
         with streams.guarded() as out:
             for event in events:
                 out.write(printable_json(json.dumps(event, ensure_ascii=False)) + "\n")
-        return
+        return True
     if options.output == "yaml":
         chosen = list(events)
         if options.follow and not chosen:
-            return
+            return True
         if options.follow:
             # A document for each answer that has events.
             streams.write("---\n")
             streams.finish()
         emit({"events": chosen}, options.output)
-        return
+        return True
     # Of one pod each write is wanted; of a node the quotas of all BE pods, each second, hide everything else.
     runs = _runs(events) if options.output == "table" and options.pod is None else ([event] for event in events)
     rows: list[tuple[Any, ...]] = [
@@ -217,6 +220,7 @@ def _print(events: Iterable[Row], options: Namespace) -> None:
     ]
     if rows:
         show([Table(("TIME", "TYPE", "EVENT"), rows, headings=False)])
+    return bool(rows)
 
 
 def _runs(events: Iterable[Row]) -> Iterator[list[Row]]:

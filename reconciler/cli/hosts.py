@@ -102,6 +102,18 @@ def _blocks(facts: Row) -> Iterator[Block]:
     yield line("watched only: bypassd writes nothing to it, and never ends it")
     if row["problem"]:
         yield line(StyledText("! ", "warn"), row["problem"])
+    if not is_absent(row):
+        yield from _numbers(row)
+    for finding in facts["victim_of"]:
+        text = "; ".join(finding["evidence"])
+        yield field("verdict", StyledText(finding["verdict"], "warn"), f" ({finding['rule']}): {text}")
+        for suspect in finding["suspects"]:
+            yield field("", f"suspect {suspect['title']} ({suspect['score']:.2f}): {suspect['reason']}")
+    for found in facts["suspect_of"]:
+        yield field("suspect", f"of {found['title']} ({found['rule']}, {found['score']:.2f}): {found['reason']}")
+
+
+def _numbers(row: Row) -> Iterator[Block]:
     if row["groups"]:
         more = f" and {row['read'] - len(row['groups'])} more" if row["read"] > len(row["groups"]) else ""
         yield field("groups", ", ".join(printable(path, _SHOWN) for path in row["groups"]) + more)
@@ -116,13 +128,6 @@ def _blocks(facts: Row) -> Iterator[Block]:
     yield field("pressure", ", ".join(known) or "not measured: no pressure files of its own")
     if row["disk_read_bps"] is not None:
         yield field("disk", f"reads {fmt.rate(row['disk_read_bps'])}, writes {fmt.rate(row['disk_write_bps'] or 0)}")
-    for finding in facts["victim_of"]:
-        text = "; ".join(finding["evidence"])
-        yield field("verdict", StyledText(finding["verdict"], "warn"), f" ({finding['rule']}): {text}")
-        for suspect in finding["suspects"]:
-            yield field("", f"suspect {suspect['title']} ({suspect['score']:.2f}): {suspect['reason']}")
-    for found in facts["suspect_of"]:
-        yield field("suspect", f"of {found['title']} ({found['rule']}, {found['score']:.2f}): {found['reason']}")
 
 
 def _named(row: Row) -> str:

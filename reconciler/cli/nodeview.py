@@ -60,6 +60,10 @@ class InspectedNode(Struct, frozen=True, kw_only=True):
         """True for a copy of a node: no program can be queried."""
         return self.root != "/"
 
+    def path_there(self, path: str) -> str:
+        """The path that a file of a copied node has on its node."""
+        return path if not path.startswith(f"{self.root}/") else path.removeprefix(self.root)
+
     @property
     def containers(self) -> list[str]:
         """The ids of all containers that have a directory."""

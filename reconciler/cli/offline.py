@@ -138,7 +138,11 @@ def plan_node(node: Node, recorded_node: RecordedNode, *, files: FileOps = REAL)
         "kubelet": _count(recorded_node.kubelet),
         "cri": _count(recorded_node.cri.pods if recorded_node.cri is not None else None),
         "cpu": usage,
-        "store": node.store if previous is not None else "not readable" if unread else "no stored pools",
+        "store": node.path_there(node.store)
+        if previous is not None
+        else "not readable"
+        if unread
+        else "no stored pools",
     }
     problems += [
         f"{pod.title}: {problem}" for pod in knowledge.pods.values() for problem in pod.classification.problems
@@ -253,7 +257,7 @@ def _remembered(
     try:
         return convert_plan(row), holds
     except (msgspec.MsgspecError, ValueError) as exc:
-        problems.append(f"cannot read the pools in {node.store}: {exc}")
+        problems.append(f"cannot read the pools in {node.path_there(node.store)}: {exc}")
         return None, holds
 
 

@@ -81,7 +81,8 @@ def blocks(fields: dict[str, Any]) -> Iterator[Block]:
         for setting in fields["settings"]
         if setting["container"] and (above := setting["path"].rpartition("/")[0]) in titles
     }
-    settings = settings_table(fields["settings"], lambda setting: group_title(setting["path"], titles))
+    rows = sorted(fields["settings"], key=lambda setting: group_title(setting["path"], titles))
+    settings = settings_table(rows, lambda setting: group_title(setting["path"], titles))
     yield from section("settings", settings)
     yield from resources(fields["resources"], titles, names)
     for refusal in fields["refusals"]:

@@ -234,7 +234,7 @@ def _signal(node: InspectedNode) -> CheckResult:
     containers = [cid for cid in node.containers if cid not in sandboxed]
     files = {cid: os.path.basename(path) for cid in containers if (path := node.runtime.state_file(cid)) is not None}
     number = len(files)
-    text = f"events from {', '.join(_shown(node, path) for path in states)}"
+    text = f"events from {', '.join(map(node.path_there, states))}"
     if containers and not number:
         fix = "set runtime.runc_roots to where the runtime keeps <id>/state.json (runc) or <id>/status (crun)"
         return warn("runtime", f"{text}, but none of {len(containers)} containers found there", fix)
@@ -253,10 +253,6 @@ def _signal(node: InspectedNode) -> CheckResult:
         fix = "none, unless runtime.runc_roots misses a root: their values are verified until they stay"
         return warn("runtime", text, fix)
     return ok("runtime", text)
-
-
-def _shown(node: InspectedNode, path: str) -> str:
-    return f"/{os.path.relpath(path, node.root)}"
 
 
 def _cri(node: InspectedNode, results: QueryResults) -> CheckResult:

@@ -110,7 +110,7 @@ def test_the_plan_is_what_the_agent_does(run: Run, live: LiveNode, tmp_path: Pat
     assert {(write["path"], write["file"]): write["text"] for write in planned["writes"]} == written
     # Planned again where the agent has been: its pools are remembered, as a second life of the agent does.
     again = plan(run, live.root)
-    assert again["sources"]["store"].endswith("state.db")
+    assert again["sources"]["store"] == "/var/lib/bypassd/state.db"
     second = live.document()
     assert again["pools"] == second["pools"] != document["pools"]
     assert again["budget"]["budget_milli"] == second["budget"]["budget_milli"]

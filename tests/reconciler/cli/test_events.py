@@ -132,6 +132,14 @@ def test_choice(ctl: Run, feed: Feed, arguments: tuple[str, ...], numbers: list[
     assert [row["number"] for row in lines(ran.out)] == numbers
 
 
+def test_where_nothing_is_chosen_that_is_said(ctl: Run, feed: Feed) -> None:
+    for arguments, text in (((), "no events since "), (("-n", "nowhere"), "no such events since ")):
+        feed(answer(*([event(1)] if arguments else [])))
+        assert ctl("events", *arguments).out.startswith(text)
+        feed(answer(event(1)))
+        assert ctl("events", "-o", "json", "-n", "nowhere").out == ""
+
+
 def test_text_names_pods_and_foreign_writers(ctl: Run, feed: Feed) -> None:
     foreign = event(2, "foreign", writer="person", process="bash", before="40000", after="-1")
     feed(answer(event(1), foreign))
@@ -207,4 +215,5 @@ def test_without_a_daemon_the_store_is_shown_and_following_is_refused(run: Run, 
     places = ("--socket", str(tmp_path / "none"), "--store", path)
     ran = run("events", *places, "-o", "json")
     assert [row["kind"] for row in lines(ran.out)] == ["mode"]
+    assert run("events", *places, "--type", "plan").out.startswith("no such events since ")
     assert run("events", *places, "--follow").code == Exit.UNREACHABLE

@@ -137,7 +137,10 @@ def test_why_has_what_is_read_and_each_verdict_in_which_it_is(ctl: Run, hosts: F
 def test_why_takes_the_name_alone_where_no_pod_has_it_and_names_those_that_are_configured(
     ctl: Run, hosts: FakeDaemon
 ) -> None:
-    assert "host workload builds: user:ci" in ctl("why", "builds").out
+    shown = ctl("why", "builds").out
+    assert "host workload builds: user:ci" in shown
+    # Of what is not there, only that.
+    assert shown.splitlines()[-1] == "! no such user in /etc/passwd"
     ran = ctl("why", "buildsx")
     assert ran.code == Exit.NOT_FOUND
     assert "no pod 'buildsx'" in ran.err
