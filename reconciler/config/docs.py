@@ -33,42 +33,18 @@ _HEAD: Final = f"""\
 # For completion in an editor: bypassctl config schema > config.schema.json, then let the first line of this file be
 #   "# yaml-language-server: $schema=config.schema.json". A setting marked ↻ needs a restart.
 """
-EXAMPLE: Final[Mapping[str, str]] = {
-    "protect": "one line for many settings: observe, cpu, cpu+memory, full; null: none",
-    "mode": "observe: plan and show every write, but make none; enforce: make them",
-    "on_stop": "keep settings when the daemon stops, or restore the original values",
-    "operator_file": "overrides of pods' classes, in a file of their own",
-    "kubelet.endpoint": "how the pod list is read: auto, https, http, off (checkpoints alone)",
-    "kubelet.token_file": "bearer token for the kubelet's API; may rotate",
-    "kubelet.ca_file": "CA of the kubelet's certificate, PEM",
-    "policies.reserve.cpus": "CPUs for the system, such as 0-1, beside the kubelet's",
-    "policies.exclusive.enabled": "dedicated pods get CPUs of their own (kubelet policy none only)",
-    "policies.exclusive.keep_cpus": "CPUs that no container gets alone, beside the reserved",
-    "policies.shared.mode": "overlap: BE runs on the CPUs of online pools; separate: beside",
-    "policies.idle_buffer.buffer_milli": "CPU that is kept idle for online pods",
-    "policies.reclaimed.budget.limit_percent": "how full online, system and BE work together may make the CPUs",
-    "policies.reclaimed.form": "how BE is bounded: cpuset, quota, both",
-    "policies.reclaimed.minimum_cpus": "CPUs that BE always has",
-    "policies.quota_burst.enabled": "lend quota to throttled online containers while the node has room",
-    "policies.be_memory.enabled": "the memory of BE follows what the node has left",
-    "policies.memory_qos.enabled": "requests protected from reclaim, throttling before the limit",
-    "policies.oom_score.enabled": "the OOM killer takes BE first",
-    "policies.disk.enabled": "bandwidth, operations and weight of disks",
-    "policies.network.enabled": "a bounded share of the interfaces for BE",
-    "policies.cache.enabled": "shares of the last-level cache and of memory bandwidth (resctrl)",
-    "policies.node_daemons.enabled": "a small CPU weight for system.slice, near what its daemons need",
-    "interference.enabled": "find BE pods that slow online pods down; rules: docs/interference.md",
-    "eviction.enabled": "evict BE pods under pressure; triggers: docs/eviction.md",
-    "eviction.dry_run": "show what would be evicted, evict nothing",
-    "eviction.spared.namespaces": "pods of these are never evicted",
-    "writes.foreign.rounds": "foreign writes of one file before it is left to the other writer",
-    "http.address": "health and metrics listen here",
-    "http.port": "of health and metrics",
-    "http.allow_remote": "allow an address that other machines reach: /metrics names pods",
-    "http.reader_group": "members may read the state without root",
-    "http.pod_metrics": "series for every pod; false: sums by class only",
-    "log.level": "debug, info, warning, error",
-}
+EXAMPLE: Final = (
+    *("protect", "mode", "on_stop", "operator_file"),
+    *("kubelet.endpoint", "kubelet.token_file", "kubelet.ca_file"),
+    *("policies.reserve.cpus", "policies.exclusive.enabled", "policies.exclusive.keep_cpus", "policies.shared.mode"),
+    *("policies.idle_buffer.buffer_milli", "policies.reclaimed.budget.limit_percent", "policies.reclaimed.form"),
+    *("policies.reclaimed.minimum_cpus", "policies.quota_burst.enabled", "policies.be_memory.enabled"),
+    *("policies.memory_qos.enabled", "policies.oom_score.enabled", "policies.disk.enabled"),
+    *("policies.network.enabled", "policies.cache.enabled", "policies.node_daemons.enabled"),
+    *("interference.enabled", "eviction.enabled", "eviction.dry_run", "eviction.spared.namespaces"),
+    *("writes.foreign.rounds", "http.address", "http.port", "http.allow_remote", "http.reader_group"),
+    *("http.pod_metrics", "log.level"),
+)
 """What the example shows, in its order of sections."""
 _EXAMPLE_TAIL: Final = """\
 
@@ -82,7 +58,7 @@ _EXAMPLE_TAIL: Final = """\
 #   sinks:
 #     team: {alertmanager: {urls: ["http://alertmanager.monitoring:9093"]}}
 """
-_COLUMN: Final = 44
+_COLUMN: Final = 34
 
 CLASSES_EXAMPLE: Final = """\
 classes:
@@ -186,7 +162,7 @@ def example() -> str:
     lines = [_HEAD]
     fields = dict(settings(section_of(Config)))
     before: tuple[str, ...] = ()
-    for path, text in EXAMPLE.items():
+    for path in EXAMPLE:
         *sections, name = path.split(".")
         field = fields[path]
         if sections[:1] != list(before[:1]):
@@ -196,7 +172,11 @@ def example() -> str:
                 lines.append(f"{'  ' * depth}{section}:")
         before = tuple(sections)
         setting = f"{'  ' * len(sections)}# {name}: {shown(field.default, field)}"
-        lines.append(f"{setting.ljust(_COLUMN)}  # {text}{' ↻' if field.restart else ''}")
+        above = ".".join(sections)
+        text = _summary(above, fields[above].schema) if name == "enabled" else field.description
+        limits = _limits(field)
+        text += f"{f' ({limits})' if limits else ''}{' ↻' if field.restart else ''}"
+        lines.append(f"{setting.ljust(_COLUMN)}  # {text}")
     return "\n".join(lines) + "\n" + _EXAMPLE_TAIL
 
 

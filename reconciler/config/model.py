@@ -166,7 +166,7 @@ class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     endpoint: Annotated[
         EndpointSection,
         Meta(
-            description="access to the pod list: https, http (read-only), auto (the first that answers), off",
+            description="the pod list by https, http (read-only), auto (the first that answers); off",
             extra=_RESTART,
         ),
     ] = EndpointSection.AUTO
@@ -186,8 +186,7 @@ class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ca_file: Annotated[
         str | None,
         Meta(
-            description="CA of the kubelet's certificate, PEM; null: its own certificate file (kubelet.crt or "
-            "tlsCertFile)",
+            description="CA of the kubelet's certificate, PEM; null: its own kubelet.crt or tlsCertFile",
             extra=_PATH_RESTART,
         ),
     ] = None
@@ -368,7 +367,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     protect: Annotated[
         Protection | None,
-        Meta(description="the settings of this level, where no file has them; null: none"),
+        Meta(description="a level's settings, below the files'; null: none"),
     ] = None
     mode: Annotated[
         AgentMode,

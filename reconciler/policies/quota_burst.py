@@ -297,7 +297,7 @@ def _requested(pod: Pod, config: QuotaBurstConfig) -> bool:
 
 POLICY = Policy(
     name=NAME,
-    summary="lends quota above the limit to throttled online containers while the node has free CPU",
+    summary="lends quota above the limit to throttled online containers while CPU is free",
     config_type=QuotaBurstConfig,
     precedence=34,
     pod=for_pod,

@@ -213,7 +213,7 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     start: StartConfig = StartConfig()
     form: Annotated[
         ReclaimedForm,
-        Meta(description="cpuset: BE work runs only on its CPUs; quota: its CPU time is limited; both (docs/cpu.md)"),
+        Meta(description="cpuset: BE work runs only on its CPUs; quota: its CPU time is limited; both"),
     ] = ReclaimedForm.BOTH
     minimum_cpus: Annotated[int, Meta(ge=1, le=8192, description="minimum CPUs in the BE CPU set, if available")] = 1
     minimum_per_node: Annotated[

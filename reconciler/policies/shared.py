@@ -65,10 +65,7 @@ class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
 
     mode: Annotated[
         SharedPoolMode,
-        Meta(
-            description="overlap: BE work runs on online pools' CPUs, within its budget; separate: on the CPUs that "
-            "sized online pools leave"
-        ),
+        Meta(description="overlap: BE runs on online pools' CPUs; separate: on what sized ones leave"),
     ] = SharedPoolMode.OVERLAP
     confine: Annotated[
         ConfineMode,
