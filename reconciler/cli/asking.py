@@ -18,7 +18,7 @@ from reconciler.clients.api_identity import find_peer, own_identity
 from reconciler.clients.command import Command
 from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.clients.http import HttpResponse, HttpSession
-from reconciler.clients.kube import KubeApi, status_of
+from reconciler.clients.kube import KubeApi, status_of, words_of
 from reconciler.clients.kube_config import ApiServer
 from reconciler.clients.token_life import TokenLife, life_of, token_of
 from reconciler.config.environment import api_client, cri_client, cri_socket, kubelet_peer, node_name
@@ -258,8 +258,7 @@ async def denied(
 def _may_not(answer: HttpResponse, wanted: str) -> str:
     """Why it is refused; empty: it is allowed."""
     if answer.status not in {200, 201}:
-        api_status = status_of(answer)
-        return f"API server: HTTP {answer.status}{f': {api_status.message}' if api_status.message else ''}"
+        return f"API server: HTTP {answer.status} {words_of(answer, status_of(answer))}".rstrip()
     try:
         status = json.loads(answer.body)["status"]
         allowed, reason = bool(status["allowed"]), str(status.get("reason") or "")

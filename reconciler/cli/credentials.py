@@ -30,7 +30,7 @@ from reconciler.clients.api_identity import NAME, OWN_KUBECONFIG, OWN_MARK, own_
 from reconciler.clients.endpoint import MASK, HttpEndpoint
 from reconciler.clients.http import HttpSession
 from reconciler.clients.http_config import checked_token
-from reconciler.clients.kube import KubeApi, status_of
+from reconciler.clients.kube import KubeApi, status_of, words_of
 from reconciler.clients.kube_config import ApiIdentity, ApiServer, NodeSettings
 from reconciler.clients.kubeconfig import read_kubeconfig
 from reconciler.config.environment import kubelet_peer, node_name
@@ -228,8 +228,7 @@ async def _request_token(admin: HttpEndpoint, options: Namespace) -> _TokenStatu
             Exit.REFUSED,
         )
     if not answer.ok:
-        message = status_of(answer).message or answer.excerpt
-        raise CliError(f"{path}: HTTP {answer.status} {' '.join(message.split())[:200]}", Exit.REFUSED)
+        raise CliError(f"{path}: HTTP {answer.status} {words_of(answer, status_of(answer))}", Exit.REFUSED)
     try:
         status = msgspec.json.decode(answer.body, type=_TokenAnswer).status
         return replace(status, token=checked_token(status.token))
@@ -311,8 +310,7 @@ async def _get(api: KubeApi, path: str) -> str:
         answer = await api.request("GET", path, timeout_s=_TEST_S)
     except SourceError as exc:
         return str(exc)
-    message = status_of(answer).message or answer.excerpt
-    return "" if answer.ok else f"{NAME}: HTTP {answer.status} {' '.join(message.split())[:200]}".rstrip()
+    return "" if answer.ok else f"{NAME}: HTTP {answer.status} {words_of(answer, status_of(answer))}".rstrip()
 
 
 async def _reviews(api: KubeApi, node: str, uses: Collection[RightsUse]) -> list[AccessTest]:

@@ -140,7 +140,7 @@ def quoted(text: str) -> str:
     return "".join(chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in text.encode())
 
 
-_SEARCHED: Final = 10_000
+SEARCHED: Final = 10_000
 """Rows of the stored history in which those of a pod are looked for; as the daemon does."""
 Row = dict[str, Any]
 """A part of the document: what JSON holds has no static type; docs/state.md describes it."""
@@ -171,10 +171,7 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True,
         return FetchedDocument(get(where, _target(sections, pod)), None)
     except Unreachable as exc:
         down, silent = str(exc), exc.silent
-    body = _stored(where.store, down, pod)
-    if say:
-        complain(f"{down}; showing the state file {where.store}")
-    return FetchedDocument(body, down, silent)
+    return FetchedDocument(stored(where.store, down, say=say, pod=pod), down, silent)
 
 
 def fetch_live(options: Namespace, sections: Sequence[str], what: str) -> Row:
@@ -254,7 +251,8 @@ def _group(path: str) -> str | None:
         return None
 
 
-def _stored(path: str, down: str, pod: str) -> Row:
+def stored(path: str, down: str, *, say: bool = True, pod: str = "", history: int = 200) -> Row:
+    """The document that the store has. ``down``: why it is not the daemon's. Errors: as of `fetch`."""
     # Here, because SQLite and msgpack cost 15 ms, and mostly the daemon answers.
     from cgroupfs.errors import StoreError
     from state.dump import from_store
@@ -263,14 +261,17 @@ def _stored(path: str, down: str, pod: str) -> Row:
 
     try:
         # Of one pod, what is in the newest rows may be of others only.
-        dump = read_dump(path, history=_SEARCHED, about=pod.split(",")) if pod else read_dump(path)
+        dump = read_dump(path, history=SEARCHED if pod else history, about=pod.split(",") if pod else ())
         if dump["newer"] is not None:
             complain(str(dump["newer"]))
-        return from_store(dump, time.time())
+        body = from_store(dump, time.time())
     except NewerSchemaError as exc:
         raise CliError(str(exc), Exit.REFUSED) from exc
     except StoreError as exc:
         raise CliError(f"{down}; {exc}", Exit.UNREACHABLE) from exc
+    if say:
+        complain(f"{down}; showing the state file {path}")
+    return body
 
 
 def in_namespace(section: Row, keys: Iterable[str], namespace: str | None) -> Row:

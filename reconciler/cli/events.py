@@ -9,7 +9,7 @@ from time import sleep
 from typing import Any, Final, NamedTuple
 
 from reconciler.cli import places
-from reconciler.cli.document import Row, Unreachable, get, get_again, quoted
+from reconciler.cli.document import SEARCHED, Row, Unreachable, get, get_again, quoted, stored
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import before_text, file_text, short_path, without_file
 from reconciler.cli.screen import StyledText, Table, emit, line, show
@@ -108,18 +108,8 @@ def _next(options: Namespace, before: Row, choice: _Choice) -> Row:
 
 def _stored(options: Namespace, down: str, since: float) -> list[Row]:
     """The history of the store while no daemon runs, the oldest first."""
-    from cgroupfs.errors import StoreError  # SQLite: 15 ms that a running daemon saves
-    from state.dump import EVENT_DEFAULTS
-    from state.reader import read_history
-
-    path = places.find(options).store
-    try:
-        rows = read_history(path, 10_000)
-    except StoreError as exc:
-        raise CliError(f"{down}; {exc}", Exit.UNREACHABLE) from exc
-    streams.complain(f"{down}; showing the state file {path}")
-    whole: Iterable[Row] = ({**EVENT_DEFAULTS, **row} for row in reversed(rows))
-    return [row for row in whole if row["kind"] not in {"touch", "gone"} and row["at"] >= since]
+    rows = stored(places.find(options).store, down, history=SEARCHED)["history"]
+    return [row for row in reversed(rows) if row["kind"] not in {"touch", "gone"} and row["at"] >= since]
 
 
 def _choice(options: Namespace) -> _Choice:

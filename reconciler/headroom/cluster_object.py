@@ -17,7 +17,7 @@ from msgspec import Struct
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import SourceError
 from reconciler.clients.http import HttpResponse
-from reconciler.clients.kube import Absence, KubeApi, absence_of, status_of, wait_s_of
+from reconciler.clients.kube import Absence, KubeApi, absence_of, status_of, wait_s_of, words_of
 from reconciler.clients.managed_fields import MANAGER, ManagedField, owners
 from reconciler.clients.node_object import NodeInfo, other_machine
 from reconciler.headroom.publisher import PublishError
@@ -34,8 +34,6 @@ _FIGHT_S: Final = 600.0
 """So many changes of ours within so many seconds, and the other writer has them for `publisher.FOREIGN_S`."""
 _MOST: Final = 2 * 1024 * 1024
 """A Node names up to 50 images, a NodeMetric each pod."""
-_LONGEST: Final = 200
-"""Characters of an API server's message in an error."""
 _MOST_OWNERS: Final = 3
 _SKEW_S: Final = 30.0
 """A difference between the clocks of node and API server that is more than delays and whole seconds."""
@@ -167,7 +165,7 @@ class ClusterObject:
 
     async def _error(self, verb: str, path: str, answer: HttpResponse) -> PublishError:
         status = status_of(answer)
-        words = " ".join((status.message or answer.excerpt).split())[:_LONGEST]
+        words = words_of(answer, status)
         # A 404 may be of the object, of its kind, or a proxy's page.
         absent = await absence_of(path, answer, self._ask) if answer.status == 404 else None
         if absent is not None and absent is not Absence.OBJECT:

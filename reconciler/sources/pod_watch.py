@@ -23,7 +23,7 @@ from cgroupfs.bounded import digits
 from cgroupfs.errors import SourceError
 from cgroupfs.log import get_log
 from reconciler.clients.http import AnswerError, HttpResponse, SilentPeerError, Take
-from reconciler.clients.kube import ApiStatus, KubeApi, status_of, wait_s_of
+from reconciler.clients.kube import ApiStatus, KubeApi, status_of, wait_s_of, words_of
 from reconciler.pods.marks import MarkReader
 from reconciler.runtime.cooperative import PacedWork, TimeSlice
 from reconciler.runtime.format import duration, plural, size
@@ -413,7 +413,7 @@ class PodWatch:
         if answer.status == _GONE:
             raise ExpiredError
         status: ApiStatus = status_of(answer)
-        self._failed(f"{NAME}: HTTP {answer.status} {' '.join((status.message or answer.excerpt).split())[:200]}")
+        self._failed(f"{NAME}: HTTP {answer.status} {words_of(answer, status)}")
         return wait_s_of(answer, status, time.time()) or 0.0
 
     def _hear(self) -> None:

@@ -20,7 +20,7 @@ from msgspec import Struct
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import CgroupError, SourceError
 from reconciler.clients.http import HttpResponse
-from reconciler.clients.kube import ApiStatus, KubeApi, status_of, wait_s_of
+from reconciler.clients.kube import ApiStatus, KubeApi, status_of, wait_s_of, words_of
 from reconciler.responses.means.base import EvictionMethod, EvictionResult, EvictionWork, MethodSetup, pdb_blocks
 from reconciler.responses.means.config import EvictionMeans
 from reconciler.responses.means.processes import thaw, wait_empty
@@ -65,7 +65,7 @@ class EvictionReply(Struct, frozen=True, kw_only=True):
 def parse_reply(answer: HttpResponse) -> EvictionReply:
     """One answer of the API server, classified."""
     status = status_of(answer)
-    message = f"HTTP {answer.status}: {' '.join((status.message or answer.excerpt).split())[:_LONGEST_TEXT]}".rstrip()
+    message = f"HTTP {answer.status}: {words_of(answer, status)}".rstrip()
     causes = status.details.causes if status.details is not None else None
     for cause in causes or ():
         if cause.reason == _BUDGET_CAUSE and cause.message and cause.message not in message:

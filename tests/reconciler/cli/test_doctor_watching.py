@@ -299,7 +299,7 @@ DENIED = json.dumps({"status": {"allowed": False, "reason": "no role"}}).encode(
         (Reply(DENIED, status="201 Created"), "API server: not allowed to create pods/eviction (no role)"),
         (
             Reply(b'{"kind":"Status","message":"Unauthorized"}', status="401 Unauthorized"),
-            "API server: HTTP 401: Unauthorized",
+            "API server: HTTP 401 Unauthorized",
         ),
         (Reply(b"<html>", status="200 OK"), "API server: not a Kubernetes API server"),
     ],
