@@ -114,6 +114,7 @@ async def test_commands_take_no_stored_row_for_a_damaged_one(books: Books, windo
     await books.effect.save()
     dump = read_dump(books.path)
     assert dump["problems"] == []
+    assert isinstance(dump["meta"], dict)
     assert {f"{ROW}{HOUR}", f"{ROW}clock"} <= dump["meta"].keys()
 
 
