@@ -46,11 +46,11 @@ class Denied(CliError):
 
 
 class DaemonRefused(CliError):
-    """The daemon refused the request."""
+    """The daemon refused the request. ``problems``: of a configuration, one a line."""
 
-    def __init__(self, status: int, words: str) -> None:
+    def __init__(self, status: int, words: str, problems: Sequence[object] = ()) -> None:
         code = Exit.NOT_FOUND if status == 404 else Exit.USAGE if status in _UNUSABLE else Exit.REFUSED
-        super().__init__(f"the daemon: {words}", code)
+        super().__init__(f"the daemon: {words}", code, lines=problems)
         self.status = status
 
 
@@ -67,8 +67,8 @@ def ask(
     except ValueError as exc:
         raise Unreachable(path, f"the answer is not from bypassd ({exc})") from exc
     if status // 100 != 2:
-        parts = result.get("error") if isinstance(result, dict) else None
-        raise DaemonRefused(status, str(parts or f"HTTP {status}"))
+        parts = result if isinstance(result, dict) else {}
+        raise DaemonRefused(status, str(parts.get("error") or f"HTTP {status}"), parts.get("problems") or ())
     if not isinstance(result, dict):
         raise Unreachable(path, f"the answer is not from bypassd ({type(result).__name__})")
     return result

@@ -118,7 +118,8 @@ def _reload(options: Namespace, change: _LevelChange) -> dict[str, object]:
     except CliError as exc:
         if exc.code == Exit.UNREACHABLE:
             return {"unreachable": str(exc).partition(";")[0]}
-        raise CliError(f"{change.file} {_taken_back(change)}: {exc}", exc.code) from exc
+        text = f"{change.file} {_taken_back(change)}:"
+        raise CliError(f"{text} {exc}", exc.code, lines=(text, *exc.lines) if exc.lines else ()) from exc
     if answer.get("protect", options.level) != options.level:
         text = f"{change.file} is written, and the daemon has protect: {answer['protect']}: it reads another file"
         raise CliError(f"{text} (systemctl cat bypassd)", Exit.REFUSED)

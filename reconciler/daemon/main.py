@@ -398,7 +398,7 @@ class Daemon:
         except ConfigError as exc:
             self._log.error("new configuration invalid; keeping the old one", problems=str(exc))
             self._notifier.ready("invalid configuration; keeping the old one")
-            return ReloadResult(problems=tuple(str(exc).splitlines()))
+            return ReloadResult(problems=exc.problems)
         self._restored = False
         config = self.config
         logs.setup(config.log.level, config.log.format)

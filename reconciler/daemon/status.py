@@ -53,6 +53,8 @@ from reconciler.runtime.plain import fields_of
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.runtime.systemd import LoopHeartbeat
+from reconciler.settings.binder import ConfigError
+from reconciler.settings.nodes import ConfigProblem
 from reconciler.sources.kubelet_watch import kubelet_facts
 from reconciler.telemetry.metrics import MetricsSnapshot, rss_bytes
 from reconciler.web.interface import AlertTest, HoldRequest, OffRequest, RestoreRequest
@@ -149,7 +151,7 @@ def _of_pods(
 class ReloadResult(NamedTuple):
     """``problems``: why the configuration is not in use; none when it is. ``needs_restart``: settings that are not."""
 
-    problems: tuple[str, ...] = ()
+    problems: tuple[ConfigProblem, ...] = ()
     needs_restart: tuple[str, ...] = ()
 
 
@@ -324,7 +326,7 @@ class StatusReport:
     async def reload(self) -> Mapping[str, object]:
         result = await self._reload()
         if result.problems:
-            raise AgentError("\n".join(result.problems))
+            raise ConfigError(result.problems)
         config, window = self._agent.config, self._agent.base.window()
         # That of the files, which a window may replace for a time.
         level = window.level if window.names else config.protect

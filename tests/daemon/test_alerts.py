@@ -65,5 +65,5 @@ def test_a_reload_adds_and_removes_a_sink_and_reports_a_bad_one(
     assert item.call("POST", "/reload")[0] == 200
     wait_for(lambda: item.state("alerts")["alerts"]["sinks"] == [], told=item.tail)
     item.configure(alerts={"sinks": {"x": {}}})
-    assert item.call("POST", "/reload")[0] == 503
+    assert item.call("POST", "/reload")[0] == 400
     assert item.said("expected exactly one of journal")

@@ -83,8 +83,9 @@ def test_a_bad_reload_changes_nothing_and_a_good_one_works(node: DirectoryNode, 
     assert len(said) == 1
     assert all(f"config.yaml:{place}:" in said[0] for place in ("2:1", "3:18", "6:12"))
     status, answer = item.call("POST", "/reload")
-    assert status == 503
+    assert status == 400
     assert "config.yaml:3:18:" in answer["error"]
+    assert len(answer["problems"]) == 3
     assert node.tree() == tree
     assert item.pod(ci.uid)["class"] == "shared"
     item.configure(classes={"selectors": [{"class": "reclaimed", "namespaces": ["ci"]}]})

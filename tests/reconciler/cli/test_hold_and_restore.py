@@ -206,10 +206,11 @@ def test_the_holds_are_listed_with_the_time_they_have_left(ctl: Run, daemon: Fak
 
 
 def test_a_bad_configuration_is_refused_by_reload(ctl: Run, daemon: FakeDaemon) -> None:
-    daemon.answers["POST /reload"] = (503, {"error": "/etc/x.yaml:1:1: mode: no\n/etc/x.yaml:2:1: also no"})
+    problems = [f"/etc/x.yaml:{number}:1: mode: no" for number in range(1, 400)]
+    daemon.answers["POST /reload"] = (400, {"error": "\n".join(problems), "problems": problems})
     ran = ctl("reload")
-    assert ran.code == Exit.REFUSED
-    assert ran.err == "bypassctl: the daemon: /etc/x.yaml:1:1: mode: no /etc/x.yaml:2:1: also no\n"
+    assert ran.code == Exit.USAGE
+    assert ran.err.splitlines() == problems
     daemon.answers["POST /reload"] = (200, {"mode": "enforce", "needs_restart": []})
     assert ctl("reload").out == "reloaded; mode enforce\n"
     daemon.answers["POST /reload"] = (200, {"mode": "observe", "needs_restart": ["store.path", "kubelet.endpoint"]})

@@ -65,6 +65,11 @@ def test_a_reload_that_is_refused_puts_the_text_back(ctl: Run, file: Path, daemo
     assert ran.code == Exit.REFUSED
     assert "conf.d/a.yaml:1" in ran.err
     assert file.read_text() == before
+    problems = ["conf.d/a.yaml:1: mode: no", "conf.d/a.yaml:2: also no"]
+    daemon.answers[RELOAD] = 400, {"error": "\n".join(problems), "problems": problems}
+    ran = ctl("protect", "cpu", "--config", str(file))
+    assert (ran.code, ran.err.splitlines()) == (Exit.USAGE, [f"{file} is as before:", *problems])
+    assert file.read_text() == before
 
 
 def test_a_new_file_that_is_refused_is_removed(ctl: Run, tmp_path: Path, daemon: FakeDaemon) -> None:
