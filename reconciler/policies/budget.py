@@ -22,6 +22,8 @@ from state.model import Container, NodeCpu, NodeView, Pod, Pools
 from state.pod_index import index_of
 
 Percent = Annotated[int, Meta(ge=0, le=100)]
+_TARGET: Final = "target "
+"""How a reason begins that has the target; up to the use it is of the configuration and the CPUs alone."""
 _CPU: Final = 1000
 
 
@@ -171,9 +173,10 @@ def next_budget(
         text += f"; limited to the minimum, {fmt.cpu(low)}"
     if previous is not None and milli == previous.budget_milli and since == previous.unknown_since:
         # The previous text too: a reason that follows each sample would make every plan differ from the last one.
-        return Budget(
-            milli=milli, at=previous.budget_at, unknown_since=since, reason=previous.reasons.get("budget", text)
-        )
+        known = previous.reasons.get("budget", text)
+        targets = {reason.partition(" - ")[0] for reason in (known, text) if reason.startswith(_TARGET)}
+        reason = known if len(targets) < 2 else text
+        return Budget(milli=milli, at=previous.budget_at, unknown_since=since, reason=reason)
     at = previous.budget_at if previous is not None and milli == previous.budget_milli else view.now
     return Budget(milli=milli, at=at, unknown_since=since, reason=text)
 
@@ -220,7 +223,7 @@ def _reason(counted: CpuSet, cpu: NodeCpu, outside: CpuSet, config: BudgetConfig
     # As much of the BE budget as they use is not the BE pods', whose bounds only can hold it.
     hosts = f" ({fmt.cpus(cpu.host_be_milli)} by BE host workloads)" if cpu.host_be_milli else ""
     text = (
-        f"target {fmt.percent(config.limit_percent)} of {fmt.plural(len(counted), 'CPU')} - "
+        f"{_TARGET}{fmt.percent(config.limit_percent)} of {fmt.plural(len(counted), 'CPU')} - "
         f"{fmt.cpus(cpu.system_milli)} used by system{hosts} - {fmt.cpus(cpu.online_milli)} online"
     )
     return f"{text} + {fmt.cpus(elsewhere)} on other CPUs" if elsewhere else text

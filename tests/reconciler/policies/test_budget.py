@@ -201,6 +201,13 @@ def test_a_clock_that_restarted_does_not_stop_growth() -> None:
 
 def test_the_reason_stays_while_the_budget_stays() -> None:
     assert step(node(cpu=cpu(online=1001), now=1.0), held(4160, why="as said before")).reason == "as said before"
+    # Of the same target; one that a reload has changed is another reason for the same budget.
+    for target, stays in (("65 % of 8", True), ("60 % of 8", False), ("65 % of 6", False)):
+        why = f"target {target} CPUs - 0.00 used by system - 3.50 online"
+        given = step(node(cpu=cpu(online=6000), now=1.0), held(160, why=f"{why}; limited to the minimum, 0.16 CPU"))
+        assert given.milli == 160
+        assert given.reason.startswith(why) is stays
+        assert given.reason.startswith("target 65 % of 8 CPUs - ")
 
 
 @pytest.mark.parametrize(
