@@ -207,9 +207,9 @@ def own_group_cells(own: Row) -> Iterator[Cell]:
         yield f"{group}: "
         yield StyledText("no weights on this node" if shares is None else f"{shares} shares of its own", "ok")
         if own.get("starved"):
-            yield StyledText(f", {own['starved']} times without CPU for a second", "warn")
+            yield StyledText(f", {fmt.plural(own['starved'], 'time')} without CPU for a second", "warn")
         elif own["raised"]:
-            yield f", raised {own['raised']} times"
+            yield f", raised {fmt.plural(own['raised'], 'time')}"
     elif placement == "pod":
         yield "in a pod, with the weight of its CPU request"
     elif placement == "unknown":

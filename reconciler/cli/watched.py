@@ -235,10 +235,11 @@ def run_interference(options: Namespace) -> int:
     Errors: `CliError` when detection is disabled, or no daemon runs.
     """
     seen: Row = fetch_live(options, ("interference",), "only a running daemon knows it").get("interference") or {}
-    if not seen:
+    if not seen.get("rules"):
         if options.output != "table":
-            emit({"interference": None}, options.output)
-        raise CliError("interference detection is disabled; enable: interference.enabled: true", Exit.NOT_FOUND)
+            emit({"interference": seen or None}, options.output)
+        text = "interference detection is disabled (interference.enabled: false, or enabled: false of each rule)"
+        raise CliError(text, Exit.NOT_FOUND)
     seen = in_namespace(seen, _OF_VICTIMS, options.namespace)
     present(options.output, {"interference": seen}, _interference_blocks(seen))
     return Exit.NOT_OK if any(finding["verdict"] == "interfered" for finding in seen["findings"]) else Exit.OK

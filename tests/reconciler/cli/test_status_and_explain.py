@@ -72,6 +72,7 @@ def test_status_and_why_of_a_be_pod_name_the_law_of_headroom(ctl: Run, daemon: F
     ("placement", "group", "shares", "starved", "shown"),
     [
         ("own", "/bypassd.slice/bypassd.service", 50, 0, "50 shares of its own"),
+        ("own", "/bypassd.slice/bypassd.service", 256, 1, "256 shares of its own, 1 time without CPU for a second"),
         ("own", "/bypassd.slice/bypassd.service", 256, 3, "256 shares of its own, 3 times without CPU for a second"),
         ("shared", "/system.slice/bypassd.service", 1024, 0, "1024 shares with all of /system.slice"),
         ("root", "/", None, 0, "no CPU group of its own"),

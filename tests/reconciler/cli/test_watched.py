@@ -250,6 +250,14 @@ def test_a_victim_is_never_called_a_suspect_and_a_missing_signal_has_its_reason_
     assert "  suspected victim by rule cpu  for 14 s, severity 4.81" in section_of(ctl("why", WEB).out)
 
 
+def test_signals_that_are_measured_for_evictions_alone_are_not_detection(ctl: Run, watching: FakeDaemon) -> None:
+    watching.document["interference"] = watched() | {"rules": {}}
+    ran = ctl("interference")
+    assert (ran.code, ran.out) == (Exit.NOT_FOUND, "")
+    assert "disabled" in ran.err
+    assert json.loads(ctl("interference", "-o", "json").out)["interference"]["rules"] == {}
+
+
 def test_status_says_nothing_of_it_while_nothing_is_watched(ctl: Run, daemon: FakeDaemon) -> None:
     daemon.document["interference"], daemon.document["eviction"] = {}, None
     assert "watched" not in ctl("status").out
