@@ -62,10 +62,7 @@ def order(
     try:
         return send(places.find(options), method, target, body, timeout_s=timeout_s)
     except Unreachable as exc:
-        if exc.silent:
-            raise CliError(f"{exc}; a daemon runs that does not answer (systemctl restart bypassd)", exc.code) from exc
-        text = f"{exc}; this command needs the running daemon (systemctl start bypassd){instead}"
-        raise CliError(text, exc.code) from exc
+        raise exc.end(f"this command needs the running daemon (systemctl start bypassd){instead}") from exc
 
 
 def who() -> str:

@@ -35,6 +35,11 @@ class Unreachable(CliError):
         self.why = why
         self.silent = silent
 
+    def end(self, what: str) -> CliError:
+        """Of a command that needs the daemon: ``what`` says why, or what to do."""
+        what = "a daemon runs that does not answer (systemctl restart bypassd)" if self.silent else what
+        return CliError(f"{self}; {what}", self.code)
+
 
 class Denied(CliError):
     """The socket is there, but this user may not use it: not the same as a daemon that is down."""
@@ -179,7 +184,7 @@ def fetch_live(options: Namespace, sections: Sequence[str], what: str) -> Row:
     try:
         return get(places.find(options), _target(sections))
     except Unreachable as exc:
-        raise CliError(f"{exc}; {what}", exc.code) from exc
+        raise exc.end(what) from exc
 
 
 def fetch_again(options: Namespace, sections: Sequence[str], wait: Callable[[float], None]) -> Row:

@@ -84,7 +84,7 @@ def _run(options: Namespace) -> int:
         answer = get(places.find(options), target)
     except Unreachable as exc:
         if options.follow:
-            raise CliError(f"{exc}; only a running daemon has events to follow", exc.code) from exc
+            raise exc.end("only a running daemon has events to follow") from exc
         answer = {"missing": 0, "events": _stored(options, str(exc), since or 0.0)}
     if not _print(_chosen(answer, choice), options) and not options.follow:
         such = "such " if choice.restricts else ""

@@ -4,11 +4,10 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from reconciler.cli.document import Row, fetch, fetch_live, in_namespace
+from reconciler.cli.document import Row, fetch_live, in_namespace
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, emit, line, present, section
 from reconciler.runtime import format as fmt
-from reconciler.runtime.streams import complain
 
 STYLES: Final = {"interfered": "bad", "suspect": "warn", "unknown": "dim", "ok": "ok"}
 SHOWN: Final = {"suspect": "suspected"}
@@ -351,16 +350,11 @@ _OF_PODS: Final = ("open", "would", "ended")
 
 def run_evictions(options: Namespace) -> int:
     """Show them. Errors: `CliError` when no daemon responds."""
-    document = fetch(options, ("eviction",), say=False)
-    eviction: Row | None = document.body.get("eviction")
+    eviction: Row | None = fetch_live(options, ("eviction",), "only a running daemon knows evictions").get("eviction")
     if eviction is None:
-        if not document.live:
-            raise CliError(f"{document.down}; evictions are known to a running daemon only", Exit.UNREACHABLE)
         if options.output != "table":
             emit({"eviction": None}, options.output)
         raise CliError("eviction is disabled (eviction.enabled: false)", Exit.NOT_FOUND)
-    if not document.live:
-        complain(f"{document.down}; showing the state file")
     eviction = in_namespace(eviction, _OF_PODS, options.namespace)
     present(options.output, {"eviction": eviction}, _evictions_blocks(eviction, every=options.all))
     return Exit.OK

@@ -248,6 +248,10 @@ def test_a_daemon_that_does_not_answer_is_not_called_stopped(
         assert "is running on this state directory, but does not answer; stop it first" in ran.err
         ran = run("reload", *places)
         assert "a daemon runs that does not answer (systemctl restart bypassd)" in ran.err
+        for command in (["pods"], ["events", "--follow"], ["evictions"], ["owners"]):
+            ran = run(*command, *places)
+            assert ran.code == Exit.UNREACHABLE
+            assert ran.err.endswith("a daemon runs that does not answer (systemctl restart bypassd)\n"), command
         assert "systemctl start" not in ran.err
 
 
