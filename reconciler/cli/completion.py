@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from cgroupfs.errors import AgentError
 from reconciler.cli import places
-from reconciler.cli.document import Row, get
+from reconciler.cli.document import Row, get, of_namespace
 from reconciler.runtime import streams
 
 FILES: Final = {
@@ -205,10 +205,10 @@ def _held(words: _Words) -> Iterator[str]:
 
 def _holds(words: _Words) -> Iterator[str]:
     """The present holds, as `holds` prints them."""
-    from reconciler.cli.targets import of_namespace, titled
+    from reconciler.cli.targets import titled
 
     holds = titled(_ask(words, "holds,podnames"))
-    yield from (hold["title"] for hold in holds if of_namespace(hold, words.namespace))
+    yield from (hold["title"] for hold in holds if of_namespace(hold["pod"], words.namespace))
 
 
 def _pools(words: _Words) -> Iterator[str]:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cgroupfs.errors import AgentError, SourceError
 from reconciler.cli import places
-from reconciler.cli.document import DaemonRefused, Row, Unreachable, fetch, quoted, send
+from reconciler.cli.document import DaemonRefused, Row, Unreachable, fetch, of_namespace, quoted, send
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import file_text, short_path
 from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, line, present, show
-from reconciler.cli.targets import fetch_pod, of_namespace, plain_uid, titled, uid_in
+from reconciler.cli.targets import fetch_pod, plain_uid, titled, uid_in
 from reconciler.runtime import format as fmt
 from reconciler.runtime.streams import complain
 
@@ -32,7 +32,7 @@ _SAMPLE_S: Final = 0.1
 def run_holds(options: Namespace) -> int:
     """List them, those that have run out too."""
     body = fetch(options, ("holds", "podnames")).body
-    holds = [hold for hold in titled(body) if of_namespace(hold, options.namespace)]
+    holds = [hold for hold in titled(body) if of_namespace(hold["pod"], options.namespace)]
     now = time.time()
     rows = [
         (
@@ -115,7 +115,7 @@ def hold_target(options: Namespace, target: str) -> NamedTarget:
             raise
         # The command itself reports it.
         holds = []
-    matches = [hold for hold in holds if of_namespace(hold, options.namespace) and target == hold["title"]]
+    matches = [hold for hold in holds if of_namespace(hold["pod"], options.namespace) and target == hold["title"]]
     if len(matches) > 1:
         lines = [f"{target} matches {len(matches)} holds:", *(f"  {hold['target']}" for hold in matches)]
         raise CliError(" ".join(lines), Exit.AMBIGUOUS, lines=lines)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from reconciler.cli import places
-from reconciler.cli.document import FetchedDocument, Row, fetch, setting_statuses
+from reconciler.cli.document import FetchedDocument, Row, fetch, of_namespace, setting_statuses
 from reconciler.cli.exits import Exit
 from reconciler.cli.format import exact_text, without_file
 from reconciler.cli.screen import Block, Cell, StyledText, Table, line, present
@@ -25,15 +25,14 @@ def run(options: Namespace) -> int:
     """Compare. With the daemon down the kernel itself is read."""
     document = fetch(options, ("directories", "pods", "settings"))
     rows = list(_live(document.body)) if document.live else _read(options, document)
-    if options.namespace is not None:
-        rows = [row for row in rows if row["place"].startswith(f"{options.namespace}/")]
+    rows = [row for row in rows if of_namespace(row["place"], options.namespace)]
     differing = [row for row in rows if not (_state(row).is_in_force() or _state(row).is_absent())]
     shown = rows if options.all else [row for row in rows if not _state(row).is_in_force()]
     refused = [
         {"place": pod["title"], **refusal}
         for pod in document.body["pods"]
         for refusal in pod.get("refusals", ())
-        if options.namespace in {None, pod["namespace"]}
+        if of_namespace(pod["title"], options.namespace)
     ]
     facts = {
         "source": document.body["source"],

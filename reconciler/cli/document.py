@@ -5,7 +5,7 @@ import os
 import socket
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from cgroupfs.bounded import digits
@@ -279,14 +279,9 @@ def stored(path: str, down: str, *, say: bool = True, pod: str = "", history: in
     return body
 
 
-def in_namespace(section: Row, keys: Iterable[str], namespace: str | None) -> Row:
-    """A section whose lists ``keys`` have only the rows of this namespace's pods; None: of all."""
-    if namespace is None:
-        return section
-    return {
-        **section,
-        **{key: [row for row in section[key] if row["title"].startswith(f"{namespace}/")] for key in keys},
-    }
+def of_namespace(title: str | None, namespace: str | None) -> bool:
+    """Whether what has this title is a pod of the namespace, or in one; ``namespace`` None: whatever it is."""
+    return namespace is None or (title or "").startswith(f"{namespace}/")
 
 
 def setting_statuses(body: Row) -> Iterator[tuple[str, str, Row]]:

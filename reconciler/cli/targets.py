@@ -287,8 +287,3 @@ def _names(target: str, names: Mapping[str, str]) -> Row:
         inside = _CONTAINER.sub(r"\1", inside.removeprefix(".slice"))
     pod = names.get(plain_uid(uid)) if kind in {"pod", "off", "file"} and uid is not None else None
     return {"pod": pod, "title": target if pod is None else f"{kind}:{pod}{inside}"}
-
-
-def of_namespace(hold: Row, namespace: str | None) -> bool:
-    """Whether the hold is of a pod of this namespace; None: of any, or of none."""
-    return namespace is None or (hold["pod"] or "").startswith(f"{namespace}/")

@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from reconciler.cli.document import Row, fetch_live, in_namespace
+from reconciler.cli.document import Row, fetch_live, of_namespace
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, emit, line, present, section
 from reconciler.runtime import format as fmt
@@ -234,14 +234,19 @@ def run_interference(options: Namespace) -> int:
     Errors: `CliError` when detection is disabled, or no daemon runs.
     """
     seen: Row = fetch_live(options, ("interference",), "only a running daemon knows it").get("interference") or {}
+    seen = seen and _in_namespace(seen, _OF_VICTIMS, options.namespace)
     if not seen.get("rules"):
         if options.output != "table":
             emit({"interference": seen or None}, options.output)
         text = "interference detection is disabled (interference.enabled: false, or enabled: false of each rule)"
         raise CliError(text, Exit.NOT_FOUND)
-    seen = in_namespace(seen, _OF_VICTIMS, options.namespace)
     present(options.output, {"interference": seen}, _interference_blocks(seen))
     return Exit.NOT_OK if any(finding["verdict"] == "interfered" for finding in seen["findings"]) else Exit.OK
+
+
+def _in_namespace(section: Row, keys: Sequence[str], namespace: str | None) -> Row:
+    """A section whose lists ``keys`` have only the rows of this namespace's pods; None: of all."""
+    return section | {key: [row for row in section[key] if of_namespace(row["title"], namespace)] for key in keys}
 
 
 def _interference_blocks(seen: Row) -> Iterator[Block]:
@@ -355,7 +360,7 @@ def run_evictions(options: Namespace) -> int:
         if options.output != "table":
             emit({"eviction": None}, options.output)
         raise CliError("eviction is disabled (eviction.enabled: false)", Exit.NOT_FOUND)
-    eviction = in_namespace(eviction, _OF_PODS, options.namespace)
+    eviction = _in_namespace(eviction, _OF_PODS, options.namespace)
     present(options.output, {"eviction": eviction}, _evictions_blocks(eviction, every=options.all))
     return Exit.OK
 
