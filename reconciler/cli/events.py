@@ -173,7 +173,9 @@ def _text(event: Row) -> str:
         case "resume":
             return f"{where} set again: {event['reason']}"
         case "hold":
-            return f"on hold {event['reason']} (by {event['process'] or 'unknown'})"
+            # A knob or a file is named in the reason.
+            target, until, rest = event["reason"].partition("until ")
+            return f"{target}on hold {until}{rest} (by {event['process'] or 'unknown'})"
         case "off":
             return f"freed: {event['reason']}"
         case _:

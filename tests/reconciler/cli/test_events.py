@@ -132,6 +132,12 @@ def test_choice(ctl: Run, feed: Feed, arguments: tuple[str, ...], numbers: list[
     assert [row["number"] for row in lines(ran.out)] == numbers
 
 
+@pytest.mark.parametrize("target", ["", "knob:cpu.set: "])
+def test_a_hold_has_its_target_in_front(ctl: Run, feed: Feed, target: str) -> None:
+    feed(answer(event(1, "hold", pod="", pod_uid=None, path="", reason=f"{target}until released: x", process="ana")))
+    assert ctl("events").out.endswith(f"  {target}on hold until released: x (by ana)\n")
+
+
 def test_where_nothing_is_chosen_that_is_said(ctl: Run, feed: Feed) -> None:
     for arguments, text in (((), "no events since "), (("-n", "nowhere"), "no such events since ")):
         feed(answer(*([event(1)] if arguments else [])))
