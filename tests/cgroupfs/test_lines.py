@@ -171,7 +171,6 @@ MAY_SPLIT = {
     "reconciler/cli/completion.py": "a script of bypassctl's own",
     "reconciler/cli/main.py": "help of bypassctl's own",
     "reconciler/config/presets.py": "the configuration, as YAML has lines",
-    "reconciler/daemon/main.py": "messages of the configuration",
     "reconciler/runtime/streams.py": "messages of bypassctl's own",
     "reconciler/sources/kubelet_arguments.py": "units and argument files of root's, as systemd has lines",
 }
