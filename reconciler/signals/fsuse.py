@@ -167,7 +167,8 @@ class DirectoryUsageReader(BaseReader):
         try:
             counted = self._job.take()
         except OSError as exc:
-            self._problem = f"cannot count the pods' files: {exc.strerror}"
+            place = "" if exc.filename is None else f"{exc.filename}: "
+            self._problem = f"cannot count the pods' files: {place}{exc.strerror}"
         else:
             if counted is not None:
                 self._take(counted)

@@ -135,6 +135,13 @@ async def test_a_node_without_du_says_so(tmp_path: Path) -> None:
     assert "no du" in reader.problems()["fs.use"]
 
 
+async def test_a_kubelets_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    reader = _reader(tree := Tree(tmp_path))
+    await _until_told(reader, tree, "a")
+    place = tmp_path / "var/lib/kubelet/pods"
+    assert reader.problems()["fs.use"] == f"cannot count the pods' files: {place}: No such file or directory"
+
+
 async def test_a_pod_of_which_a_part_vanished_meanwhile_is_unknown(tmp_path: Path) -> None:
     tree, places = _node(tmp_path)
     os.makedirs(tmp_path / "var/lib/kubelet/pods/b")
