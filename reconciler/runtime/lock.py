@@ -9,7 +9,10 @@ from types import TracebackType
 from typing import Final, Self, final
 
 from cgroupfs.errors import AgentError, errno_name
-from cgroupfs.lines import lines_of
+from cgroupfs.lines import lines_of, status_field
+from cgroupfs.log import get_log
+
+_LOG: Final = get_log("lock")
 
 _NO_ROOM: Final = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO})
 """With these the file cannot be made, and the directory's own lock is enough."""
@@ -79,6 +82,9 @@ class InstanceLock:
 def exclusive(directory: str) -> Iterator[None]:
     """Hold the lock of the directory of all pods' groups, whatever the state directory is. It need not exist.
 
+    Any user may open that directory: only a lock that a process of root holds counts, as another daemon is one. Of a
+    process that has ended, and left the lock to a child, the kernel tells no pid; a daemon has no such child.
+
     Errors: `AlreadyRunningError`.
     """
     fd = -1
@@ -88,12 +94,26 @@ def exclusive(directory: str) -> Iterator[None]:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as exc:
-                runs = "manages these pods, with another store.path: stop it first"
-                raise AlreadyRunningError(directory, holder(directory), runs) from exc
+                pid = holder(directory)
+                if pid is not None and _is_roots(pid):
+                    runs = "manages these pods, with another store.path: stop it first"
+                    raise AlreadyRunningError(directory, pid, runs) from exc
+                _LOG.warning("a lock that no bypassd has taken is ignored", path=directory, pid=pid or "unknown")
         yield
     finally:
         if fd >= 0:
             os.close(fd)
+
+
+def _is_roots(pid: int) -> bool:
+    """Whether root has started a process; one that has ended is nobody's."""
+    try:
+        status = "\n".join(_lines(f"/proc/{pid}/status"))
+    except OSError:
+        return False
+    # Not by the directory's owner, who is root where a process cannot be dumped. The first one is the real user: a
+    # program that is set-user-ID keeps its caller's.
+    return status_field(status, "Uid:").split()[:1] == ["0"]
 
 
 def holder(path: str, locks: str = "/proc/locks") -> int | None:
