@@ -82,8 +82,8 @@ class InstanceLock:
 def exclusive(directory: str) -> Iterator[None]:
     """Hold the lock of the directory of all pods' groups, whatever the state directory is. It need not exist.
 
-    Any user may open that directory: only a lock that a process of root holds counts, as another daemon is one. Of a
-    process that has ended, and left the lock to a child, the kernel tells no pid; a daemon has no such child.
+    Any user may open that directory: only a lock of a process of root counts, as another daemon is one. The
+    kernel reports no pid for a process that has ended and left the lock to a child; a daemon has no such child.
 
     Errors: `AlreadyRunningError`.
     """
@@ -106,7 +106,7 @@ def exclusive(directory: str) -> Iterator[None]:
 
 
 def _is_roots(pid: int) -> bool:
-    """Whether root has started a process; one that has ended is nobody's."""
+    """Whether root has started a process that still runs."""
     try:
         status = "\n".join(_lines(f"/proc/{pid}/status"))
     except OSError:
