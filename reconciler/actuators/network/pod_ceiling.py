@@ -265,7 +265,7 @@ class PodCeiling:
         then all redirects are removed.
         """
         unknown = unknown and f"{by}: {unknown}"
-        key = pods_of(situation)
+        key = pods_of(situation), enforce
         if key == self._pods and unknown == self._unknown and self._clock() < self._next_read:
             return
         view = situation.view.pods

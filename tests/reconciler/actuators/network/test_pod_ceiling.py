@@ -246,6 +246,8 @@ async def test_what_is_not_to_be_done_is_shown(
     assert world.state("be") == state
     assert world.clean
     assert world.steps.taken == 0
+    await world.round()
+    assert world.state("be") == ("written", "veth-be"), "at once, as soon as it may be done"
 
 
 async def test_a_namespace_that_an_online_pod_has_too_is_left_alone(world: World) -> None:
