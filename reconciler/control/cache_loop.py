@@ -103,11 +103,13 @@ class CacheLoop(PeriodicActuator):
 
     async def _sweep(self, situation: PlanSnapshot) -> None:
         wish = situation.plan.cache
-        writes = situation.enforce and (wish is None or not wish.dry_run) and "node" not in situation.holds
-        if wish is None:
+        writes = situation.enforce and "node" not in situation.holds
+        if wish is None or (wish.dry_run and writes and self._actuator.to_undo):
             self._level = None
             await self._actuator.leave(writes=writes)
+        if wish is None:
             return
+        writes = writes and not wish.dry_run
         reading = await self._actuator.observe(wish, writes=writes)
         if reading is None:
             return

@@ -154,13 +154,18 @@ class NetworkLoop(PeriodicActuator):
 
     async def _round(self, situation: PlanSnapshot) -> None:
         wish = situation.plan.network or NetworkRequest()
-        enforce = situation.enforce and not wish.dry_run and "node" not in situation.holds
+        writes = situation.enforce and "node" not in situation.holds
+        enforce = writes and not wish.dry_run
         wanted = {request.name: request for request in wish.interfaces}
         try:
-            if enforce:
-                trees = set(wanted) if wish.classes else set()
+            if writes:
+                trees = set(wanted) if wish.classes and enforce else set()
                 await self._trees.drop(set(self._trees.roots) - trees)
             for pods in (self._pods, self._receivers):
+                if writes and not enforce and pods.has_rows:
+                    await pods.end(enforce=True)
+                    if pods.has_rows:
+                        continue  # with the reason of the refusal
                 await self._bring(pods, situation, wish, enforce=enforce)
             self._problem = ""
         except (SourceError, StoreError) as exc:

@@ -43,7 +43,10 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What every policy's section has; each policy's own config extends it."""
 
     enabled: Annotated[bool, Meta(description="apply this policy")] = True
-    dry_run: Annotated[bool, Meta(description="plan and show this policy's settings without writing them")] = False
+    dry_run: Annotated[
+        bool,
+        Meta(description="plan and show this policy's settings without writing them; written ones are restored"),
+    ] = False
 
 
 class PoolAllocator(Protocol[C_contra]):

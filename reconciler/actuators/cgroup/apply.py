@@ -541,6 +541,7 @@ class CgroupActuator:
             self.writes[work.knob.name, "restored"] += 1
             self._ledger.restored(work.key, outcome.after)
             self.judge.recent_releases.record(work, outcome.after)
+            self.judge.statuses.released(work, outcome.after)
             return
         self.writes[work.knob.name, "written"] += 1
         self._ledger.wrote(work.key, before=outcome.before, after=outcome.after)

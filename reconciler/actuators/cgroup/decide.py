@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, final
 
+from msgspec.structs import replace
+
 from cgroupfs.codecs import DEFAULT_PERIOD_US, Value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import CgroupError, CgroupGoneError
@@ -194,13 +196,16 @@ class ChangeDetector:
         self._on_hold = held
 
     def detect(self, target: GroupTarget) -> list[FileWrite]:
-        path = target.group.path
-        self.statuses.keep_only(path, target.settings)
-        self.in_place.keep_only(path, target.settings)
+        path, wanted = target.group.path, target.settings
+        self.statuses.keep_only(path, wanted)
         writes: list[FileWrite | None] = []
         try:
             masked_knobs = self._masked(target)
-            for name, setting in target.settings.items():
+            # What a dry run shows is released like what is no longer wanted: all of it is without effect.
+            if shown := self._shown(wanted):
+                target = replace(target, settings={name: wanted[name] for name in wanted.keys() - shown})
+            self.in_place.keep_only(path, target.settings)
+            for name, setting in wanted.items():
                 if name not in masked_knobs:
                     with self._contained(target, name, setting):
                         writes.append(self._plan_set(target, name, setting))
@@ -217,7 +222,7 @@ class ChangeDetector:
             self.gone(target, exc)
             return []
         self.statuses.readable(path, "")
-        self._check_period(target)
+        self._check_period(target, wanted)
         work = [write for write in writes if write is not None]
         work += [after for write in work if (after := self._dependent_write(write)) is not None]
         # Only now: most passes write neither, and each value is one more read.
@@ -227,9 +232,13 @@ class ChangeDetector:
             self.control_files.load(path, MEMORY_PAIR)
         return work
 
-    def _check_period(self, target: GroupTarget) -> None:
+    def _shown(self, settings: Mapping[str, Setting]) -> set[str]:
+        """The knobs that only a dry run wants, while bypassd writes others."""
+        return {name for name, setting in settings.items() if self.mode.enforce and self.mode.is_dry(setting.policy)}
+
+    def _check_period(self, target: GroupTarget, settings: Mapping[str, Setting]) -> None:
         """Read the period of a group with a wanted quota; if it is not the one that the plan used, plan again."""
-        path, setting = target.group.path, target.settings.get("cpu.quota")
+        path, setting = target.group.path, settings.get("cpu.quota")
         file = self.control_files.find(path, "cpu.period")
         if setting is None or file is None or target.creating:
             return
@@ -253,8 +262,9 @@ class ChangeDetector:
             return False
         if path in self.recent_releases:
             return False
+        shown = self._shown(settings)
         for entry in self.ledger.group(path):
-            if entry.knob not in settings or entry.knob in _OTHER_FILES or entry.yielded:
+            if entry.knob not in settings or entry.knob in shown or entry.knob in _OTHER_FILES or entry.yielded:
                 return False
         for name, setting in settings.items():
             status = statuses.get(name)
@@ -266,7 +276,7 @@ class ChangeDetector:
                     return False
             except CgroupError:
                 return False
-        self._check_period(target)
+        self._check_period(target, settings)
         self.statuses.compared_again(path)
         return True
 

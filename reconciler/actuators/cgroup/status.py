@@ -167,6 +167,13 @@ class StatusTable:
         if retries and (retry := retries.get(knob)) is not None and retry.text == _UNREAD:
             self._drop_retry(path, knob)
 
+    def released(self, work: FileWrite, after: str) -> None:
+        """A file has its original again. A setting that a dry run shows there is in place no longer."""
+        if (last := self.get(work.place)) is not None:
+            same = work.knob.normal(last.wanted, work.version) == work.knob.normal(after, work.version)
+            state = SettingState.IN_PLACE if same else SettingState.WOULD_WRITE
+            self._store(last._replace(state=state, actual=after, detail=last.setting.reason, at=time.time()))
+
     def under_way(self, work: FileWrite, detail: str) -> None:
         """The kernel has not finished the write: check again soon. No refusal, and not reported."""
         self._retry(work, _Retry(time.monotonic() + _RETRY_S, _RETRY_S, work.text, work.target.pod_uid))

@@ -56,7 +56,8 @@ _PRUNE_S: Final = 60.0
 class _CookieTarget(NamedTuple):
     """One container: its directory of threads, and their wanted cookie.
 
-    ``member`` None: no cookie. ``left``: the state that forbids writing, with ``detail``; None: written.
+    ``member`` None: no cookie. ``left``: the state that forbids writing, with ``detail``; None: written. ``shown``: a
+    dry run's, and no cookie of ours remains.
     """
 
     path: str
@@ -64,6 +65,7 @@ class _CookieTarget(NamedTuple):
     member: CookieMember | None
     left: SettingState | None = None
     detail: str = ""
+    shown: bool = False
 
 
 class _CookieState(NamedTuple):
@@ -143,7 +145,7 @@ class CoreSched(PeriodicActuator):
         self._unable = ""
         try:
             await self._apply(self._targets(situation))
-            if plan is None or time.monotonic() - self._pruned_at >= _PRUNE_S:
+            if plan is None or (plan.dry_run and situation.enforce) or time.monotonic() - self._pruned_at >= _PRUNE_S:
                 await self._prune()
         except OSError as exc:
             # The last core lost its second thread during the sweep: the next sweep reports it.
@@ -163,18 +165,22 @@ class CoreSched(PeriodicActuator):
                     left, detail = SettingState.HELD, f"{hold.reason} (by {hold.by})"
                 elif not situation.enforce or cookies.dry_run:
                     left, detail = SettingState.WOULD_WRITE, member.setting.reason if member is not None else ""
-                places.append(_CookieTarget(path, self._hierarchy.trigger_directory(path), member, left, detail))
+                shown = situation.enforce and hold is None and cookies.dry_run
+                directory = self._hierarchy.trigger_directory(path)
+                places.append(_CookieTarget(path, directory, member, left, detail, shown))
         return places
 
     async def _apply(self, places: Sequence[_CookieTarget]) -> None:
         wanted = {target.path: target.member.group for target in places if target.member is not None}
-        left = frozenset(target.path for target in places if target.left is not None)
+        shown = frozenset(target.path for target in places if target.shown)
+        left = frozenset(target.path for target in places if target.left is not None) - shown
+        written_to = {path: group for path, group in wanted.items() if path not in shown}
         where = [(target.path, target.directory) for target in places]
         written: set[int] = set()
         self._unrecorded, refused = "", Counter[str]()
         for _ in range(_ROUNDS):
             # A copy: the event loop changes its own meanwhile. Thousands of threads take milliseconds: not in the loop.
-            read = partial(self._read, where, wanted, dict(self._ours), left, written)
+            read = partial(self._read, where, written_to, dict(self._ours), left, written)
             observed, steps = await self._worker.work(read)
             # What was refused, or could not be recorded, would be so again.
             if not steps or self._unrecorded or refused:

@@ -220,7 +220,7 @@ class CapacityFiles(PeriodicActuator):
 
     async def _sweep(self, situation: PlanSnapshot) -> None:
         plan = situation.plan.capacity
-        if not situation.enforce or (plan is not None and plan.dry_run):
+        if not situation.enforce:
             self._keep_problems(frozenset())
             return
         held = {
@@ -228,7 +228,7 @@ class CapacityFiles(PeriodicActuator):
             for uid, pod in situation.view.pods.items()
             if holding(situation.holds, path=pod.group.path, knob=CAPACITY, pod_uid=uid) is not None
         }
-        wanted = {} if plan is None else self._wanted(plan)
+        wanted = {} if plan is None or plan.dry_run else self._wanted(plan)
         await self._remove(
             sorted(place for place in self._rows.now.places if place not in wanted and place.uid not in held)
         )

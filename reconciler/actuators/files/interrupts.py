@@ -243,6 +243,8 @@ class InterruptPlaces(PeriodicActuator):
         if not plan.avoid:
             self._foreign.clear()
             self._fixed.clear()
+        if plan.dry_run and situation.enforce and not held:
+            await self._restore(self._rows.now.by_number)
         try:
             seen = await self._worker.work(partial(self._compare_all, plan, topology))
         except OSError as exc:

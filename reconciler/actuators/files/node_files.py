@@ -199,11 +199,15 @@ class NodeFiles(PeriodicActuator):
     async def _sweep(self, situation: PlanSnapshot) -> None:
         targets = situation.plan.files
         names = sorted({*targets, *self._changed})
-        self._values = await self._worker.work(lambda: {name: self._access.value(name) for name in names})
+        self._values = await self._worker.work(partial(self._read, names))
         held = {name for name in names if holding(situation.holds, path=MACHINE, knob=name, pod_uid=None) is not None}
         if situation.enforce:
             await self._restore(
-                {name: file for name, file in self._changed.items() if name not in targets and name not in held}
+                {
+                    name: file
+                    for name, file in self._changed.items()
+                    if (name not in targets or targets[name].dry_run) and name not in held
+                }
             )
         statuses: dict[str, SettingStatus] = {}
         for name, target in targets.items():
@@ -217,6 +221,10 @@ class NodeFiles(PeriodicActuator):
             if state in _COUNTED:
                 self.counts[state] += 1
         self._statuses = {MACHINE: statuses} if statuses else {}
+
+    def _read(self, names: Iterable[str]) -> dict[str, int | str]:
+        """In the thread."""
+        return {name: self._access.value(name) for name in names}
 
     async def _set(self, setting: Setting, wanted: FileTarget, *, held: bool, dry: bool) -> tuple[SettingState, str]:
         """Bring one file to its value; returns its state, with the reason."""
@@ -290,6 +298,7 @@ class NodeFiles(PeriodicActuator):
             results, failed = await self._worker.work(partial(undo, self._access, kind, FileRows(values=selected)))
             finished = selected.keys() - failed.values.keys()
             self._confirmed -= finished
+            self._values |= await self._worker.work(partial(self._read, finished))
             left = {name: file for name, file in rows.now.values.items() if name not in finished}
             done += await rows.restored(FileRows(values=left), results)
         return done

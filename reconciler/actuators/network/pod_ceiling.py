@@ -245,6 +245,11 @@ class PodCeiling:
         await self._rows.save(self._rows.now.with_(self.direction, own))
 
     @property
+    def has_rows(self) -> bool:
+        """Whether there is anything to undo."""
+        return bool(self._own)
+
+    @property
     def has_redirects(self) -> bool:
         return bool(self.redirects) and self._ifb is not None
 

@@ -422,7 +422,10 @@ class ProcessValueActuator(PeriodicActuator):
         wanted, left = self._wanted(situation, only)
         # The records of this moment: a later one may be of a container that this situation does not have yet.
         recorded = self._containers.keys() if only is None else self._containers.keys() & only
-        unmanaged = {path: self._containers[path] for path in recorded - {*wanted, *left}}
+        plan = self._kind.part(situation.plan)
+        # What a dry run shows is restored; a hold is decided with each container.
+        shown = situation.enforce and plan is not None and plan.dry_run
+        unmanaged = {path: self._containers[path] for path in recorded - ({*wanted} if shown else {*wanted, *left})}
         if unmanaged:
             await self._restore(await self._worker.work(partial(self._unwanted, situation, unmanaged)))
         await self._write_until_equal(wanted, left, only)
@@ -495,13 +498,11 @@ class ProcessValueActuator(PeriodicActuator):
         self, situation: PlanSnapshot, unmanaged: Mapping[str, ContainerRecord]
     ) -> dict[str, ContainerRecord]:
         """The containers to restore, of those for which no value is wanted any more."""
-        plan = self._kind.part(situation.plan) or ProcessValuePlan()
-        read_only = not situation.enforce or plan.dry_run
         # Also without permission to write where no member is left: a restore writes nothing there, and drops the row.
         return {
             path: record
             for path, record in unmanaged.items()
-            if not (read_only or self._held(situation, path, record.pod_uid or None))
+            if (situation.enforce and not self._held(situation, path, record.pod_uid or None))
             or not self._members.of_group(path, record.inode).total
         }
 

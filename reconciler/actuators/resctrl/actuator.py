@@ -443,11 +443,16 @@ class ResctrlActuator:
 
     # Policy switched off
 
+    @property
+    def to_undo(self) -> bool:
+        """Whether there is anything to restore."""
+        return self._mount.to_undo or bool(self._ours)
+
     async def leave(self, *, writes: bool) -> None:
         """The policy is off: restore its changes. Errors: `AgentError`."""
         self._plan, self._outcome, self.use, self.statuses = CachePlan(), SweepResult(), None, {}
         self._problem = ""
-        if self._mount.to_undo or self._ours:
+        if self.to_undo:
             capability = await self._mount.offered()
             if capability is not None and capability.status is ResctrlStatus.READY and capability.root is not None:
                 self._ours = tuple(await self._work(ControlGroups(capability.root, self._files).ours))

@@ -67,6 +67,37 @@ async def test_what_would_be_written_is_said_and_nothing_is_touched(acting: Acti
     assert (len(acting.ledger), acting.files.count) == (0, 0)
 
 
+async def test_a_policy_that_becomes_a_dry_run_gives_its_values_back(acting: Acting) -> None:
+    """As one that is switched off; what it would write is shown all the same. Others keep theirs."""
+    before = snapshot(acting.kernel, acting.hierarchy)
+    target = acting.target(GROUP, WANTED)
+    await acting.actuator.apply([target])
+    acting.mode.use(WriteSettings(dry_policies=frozenset({"another"})))
+    await acting.actuator.apply([target])
+    assert {acting.stood(GROUP, knob) for knob in WANTED} == {"in place"}
+    acting.mode.use(WriteSettings(dry_policies=frozenset({"reclaimed"})))
+    hold = Hold(target="knob:cpu.set", reason="test", by="me")
+    acting.mode.use_holds({hold.target: hold})
+    await acting.actuator.apply([target])
+    assert [acting.stood(GROUP, knob) for knob in WANTED] == ["in place", "would write", "would write"]
+    assert acting.read(GROUP, "cpu.set") == "2-3", "what is held stays"
+    acting.mode.use_holds({})
+    for _ in range(2):
+        await acting.actuator.apply([target])
+        assert {acting.stood(GROUP, knob) for knob in WANTED} == {"would write"}
+        assert snapshot(acting.kernel, acting.hierarchy) == before
+    assert len(acting.ledger) == 0
+    count = acting.files.count
+    await acting.actuator.apply([target])
+    assert acting.files.count == count
+    acting.mode.use(WriteSettings())
+    await acting.actuator.apply([target])
+    assert {acting.stood(GROUP, knob) for knob in WANTED} == {"written"}
+    acting.mode.use(WriteSettings(enforce=False, dry_policies=frozenset({"reclaimed"})))
+    await acting.actuator.apply([target])
+    assert [acting.read(GROUP, knob) for knob in WANTED] == ["2-3", "3", str(1 << 30)], "observe mode: values stay"
+
+
 async def test_what_is_no_longer_wanted_gets_its_old_value_back(acting: Acting) -> None:
     before = snapshot(acting.kernel, acting.hierarchy)
     await acting.actuator.apply([acting.target(GROUP, WANTED)])

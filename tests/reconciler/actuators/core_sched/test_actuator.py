@@ -301,6 +301,19 @@ async def test_what_may_not_be_done_is_only_told(world: World, dry_run: bool, mo
     assert world.side.statuses == {}
 
 
+async def test_a_policy_that_becomes_a_dry_run_takes_its_cookies_back(world: World) -> None:
+    world.run(BATCH, CRUNCH)
+    await world.look(BATCH, CRUNCH)
+    world.config = CoreSchedConfig(enabled=True, dry_run=True)
+    held = {"pod:crunch": Hold(target="pod:crunch", reason="r", by="b")}
+    cookie = world.one(CRUNCH)
+    await world.look(BATCH, CRUNCH, holds=held)
+    assert (world.one(BATCH), world.state(BATCH), world.one(CRUNCH)) == (0, "would write", cookie)
+    await world.look(BATCH, CRUNCH)
+    assert (world.one(CRUNCH), world.state(CRUNCH)) == (0, "would write")
+    assert (world.cores.alive, world.side.status()["cookies"]) == (set(), {})
+
+
 # Restarts, crashes, restore
 
 

@@ -132,6 +132,15 @@ async def test_it_is_removed_where_the_policy_or_the_pod_ends_and_by_restore(liv
     assert (live.file("b").exists(), live.rows()) == (False, set())
 
 
+async def test_it_is_removed_where_the_policy_becomes_a_dry_run(live: Live) -> None:
+    """No number in it would be followed; what it announces ends with it, not with its time."""
+    await live.sweep("a", "b")
+    await live.sweep("a", "b", dry_run=True, hold="pod:b")
+    assert (live.file("a").exists(), live.file("b").exists(), live.rows()) == (False, True, {"b"})
+    await live.sweep("a", "b", dry_run=True)
+    assert (live.file("b").exists(), live.rows()) == (False, set())
+
+
 async def test_a_restore_without_a_daemon_finds_it_by_the_ledger(live: Live) -> None:
     await live.sweep("a", "b")
     (one,) = undone(ACTUATOR, Ledger(live.store), root=str(live.path), only="b")

@@ -194,6 +194,14 @@ async def test_a_policy_that_is_switched_off_gives_them_back(kernel: Kernel, led
     assert kernel.places() == before
 
 
+async def test_a_policy_that_becomes_a_dry_run_gives_them_back(kernel: Kernel, ledger: Ledger) -> None:
+    before, side = kernel.places(), make(kernel, ledger)
+    await turn(side, situation())
+    await turn(side, situation(dry=True))
+    assert kernel.places() == before
+    assert (side.status()["moved"], side.status()["would_move"]) == (0, 2)
+
+
 @pytest.mark.parametrize(
     "now",
     [

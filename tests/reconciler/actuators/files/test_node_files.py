@@ -150,6 +150,15 @@ async def test_they_come_with_the_configuration_and_go_with_it(kernel: Kernel, m
     assert side.status()["values"]
 
 
+async def test_a_policy_that_becomes_a_dry_run_gives_them_back(kernel: Kernel, make: Make, store: Store) -> None:
+    side = make()
+    await turn(side, situation())
+    assert await turn(side, situation(replace(ON, dry_run=True))) == dict.fromkeys(OURS, "would write")
+    assert kernel.values() == BEFORE
+    assert read_rows(Ledger(store), CODECS[SYSCTL]).values == {}
+    assert await turn(side, situation()) == dict.fromkeys(OURS, "written")
+
+
 async def test_nothing_is_written_unless_it_is_enforced(kernel: Kernel, make: Make, store: Store) -> None:
     side = make()
     hold = Hold(target=f"knob:{SCALE}", reason="mine", by="me")

@@ -222,6 +222,19 @@ async def test_what_is_not_ours_to_change_is_left_alone(tmp_path: Path, now: Pla
     running.store.close()
 
 
+async def test_a_policy_that_becomes_a_dry_run_removes_its_trees(running: Running) -> None:
+    await running.round(situation("eth0"))
+    await running.round(situation("eth0", dry_run=True, held=True))
+    assert running.tc.roots["eth0"].complete, "a hold keeps it"
+    await running.round(situation("eth0", dry_run=True))
+    assert (running.tc.roots["eth0"].kind, roots(running.store)) == ("mq", {})
+    facts = running.network.status()["interfaces"]
+    assert isinstance(facts, dict)
+    assert facts["eth0"]["state"] == "would replace mq"
+    await running.round(situation("eth0"))
+    assert running.tc.roots["eth0"].complete
+
+
 async def test_an_interface_without_a_speed_needs_one_in_the_configuration(running: Running) -> None:
     wish = NetworkRequest(interfaces=(InterfaceRequest(name="eth0"),))
     now = situation("eth0")

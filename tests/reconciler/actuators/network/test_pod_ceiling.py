@@ -250,6 +250,16 @@ async def test_what_is_not_to_be_done_is_shown(
     assert world.state("be") == ("written", "veth-be"), "at once, as soon as it may be done"
 
 
+async def test_a_policy_that_becomes_a_dry_run_redirects_no_more(world: World) -> None:
+    both = replace(WISH, receive=True)
+    await world.round(wish=both)
+    assert not world.clean
+    await world.round(wish=replace(both, dry_run=True))
+    assert (world.clean, world.state("be")) == (True, ("would write", "veth-be"))
+    await world.round(wish=both)
+    assert world.state("be") == ("written", "veth-be")
+
+
 async def test_a_namespace_that_an_online_pod_has_too_is_left_alone(world: World) -> None:
     world.spaces.inodes["mine"] = 100
     await world.round()

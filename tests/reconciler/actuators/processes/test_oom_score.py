@@ -167,6 +167,23 @@ async def test_nothing_is_written(live: Scored, how: dict[str, Any]) -> None:
     assert read_rows(Ledger(live.store), CODEC).containers == {}
 
 
+@pytest.mark.kernel
+async def test_a_policy_that_becomes_a_dry_run_gives_the_numbers_back(live: Scored) -> None:
+    """In a container of the view, and in one that it lacks."""
+    pid = live.process(100)
+    dry = replace(ON, dry_run=True)
+    await live.sweep()
+    await live.sweep(dry)
+    assert (score(pid), standing(live)[0]) == (100, "would write")
+    assert read_rows(Ledger(live.store), CODEC).containers == {}
+    await live.sweep()
+    assert score(pid) == 1000
+    plan = plan_node(node(), None, PoliciesConfig(oom_score=dry))
+    live.actuator.planned(PlanSnapshot(view=node(), plan=plan, enforce=True))
+    await live.actuator.sweep()
+    assert score(pid) == 100
+
+
 KNOB = "oom.score"
 
 
@@ -229,10 +246,11 @@ async def test_a_process_that_had_the_wanted_number_of_its_own_keeps_it(live: Sc
     ("enforce", "config", "holds"),
     [
         (False, ON, {}),
-        (True, replace(ON, dry_run=True), {}),
+        (False, replace(ON, dry_run=True), {}),
+        (True, replace(ON, dry_run=True), {"node": Hold(target="node", reason="mine", by="me")}),
         (True, ON, {"node": Hold(target="node", reason="mine", by="me")}),
     ],
-    ids=["observe", "dry run", "hold"],
+    ids=["observe", "dry run in observe mode", "dry run under a hold", "hold"],
 )
 async def test_a_container_that_the_view_lacks_is_not_written_where_nothing_may_be(
     live: Scored, *, enforce: bool, config: OomScoreConfig, holds: dict[str, Hold]

@@ -338,6 +338,18 @@ async def test_watching_changes_nothing(world: World) -> None:
     assert world.model.deeds == []
 
 
+async def test_a_policy_that_becomes_a_dry_run_removes_its_groups(world: World) -> None:
+    world.config = NO_MONITOR
+    batch = world.spawn(BATCH)
+    await world.sweep(BATCH)
+    assert world.places(batch) != [MOUNT]
+    world.config = replace(NO_MONITOR, dry_run=True)
+    for _ in range(2):
+        await world.sweep(BATCH)
+        assert world.places(batch) == [MOUNT]
+        assert world.side.statuses[BATCH.group.path][RESCTRL_GROUP].state == "would write"
+
+
 @pytest.mark.parametrize("target", ["node", "pod:batch"])
 async def test_what_is_held_is_left(world: World, target: str) -> None:
     world.config = NO_MONITOR
