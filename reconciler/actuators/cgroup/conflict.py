@@ -330,10 +330,14 @@ class ForeignWriteHandler:
         """When the next such wait ends (monotonic seconds), None if nothing waits."""
         return self._rules.pending(now)
 
+    def keep_waits(self, path: str, written: Callable[[str], bool]) -> None:
+        """End the waits for the runtime for knobs of a group that are not ``written`` now: ended, held or shown."""
+        for place in [place for place in self._updating if place[0] == path and not written(place[1])]:
+            del self._updating[place]
+
     def forget(self, path: str) -> None:
         self._rules.forget(path)
-        for place in [place for place in self._updating if place[0] == path]:
-            del self._updating[place]
+        self.keep_waits(path, lambda _knob: False)
         for place in [place for place in self._unrecorded if place[0] == path]:
             del self._unrecorded[place]
 

@@ -198,6 +198,7 @@ class ChangeDetector:
     def detect(self, target: GroupTarget) -> list[FileWrite]:
         path, wanted = target.group.path, target.settings
         self.statuses.keep_only(path, wanted)
+        self.foreign_writes.keep_waits(path, lambda knob: knob in wanted and self.may_write(wanted[knob]))
         writes: list[FileWrite | None] = []
         try:
             masked_knobs = self._masked(target)

@@ -546,6 +546,23 @@ async def test_a_wait_for_another_writer_ends_with_its_group(
     assert not waits((GROUP, "cpu.weight"), time.monotonic())
 
 
+@pytest.mark.parametrize("how", ["hold", "policy off", "dry run", "observe mode"])
+async def test_a_wait_for_the_runtime_ends_with_what_waits(acting: Acting, how: str) -> None:
+    """The runtime's next update is waited for anew: runc fails it if its value is replaced before it reads it back."""
+    acting.names.writer = ("runtime", "runc (pid 5)")
+    target = acting.target(GROUP, {"cpu.weight": 3})
+    await acting.actuator.apply([target])
+    acting.write(GROUP, "cpu.weight", "256")
+    await acting.actuator.apply([target])
+    assert acting.stood(GROUP, "cpu.weight") == "waiting"
+    hold = Hold(target="node", reason="test", by="me")
+    acting.mode.use_holds({"node": hold} if how == "hold" else {})
+    dry = frozenset({"reclaimed"}) if how == "dry run" else frozenset()
+    acting.mode.use(WriteSettings(enforce=how != "observe mode", dry_policies=dry))
+    await acting.actuator.apply([acting.target(GROUP, {}) if how == "policy off" else target])
+    assert not acting.judge.foreign_writes.is_waiting((GROUP, "cpu.weight"), time.monotonic())
+
+
 async def test_a_parent_that_was_seen_too_early_does_not_bar_its_children(acting: Acting) -> None:
     pod = GROUP.rpartition("/")[0]
     # Read between its mkdir and the kubelet's first write.
