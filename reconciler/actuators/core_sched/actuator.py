@@ -88,7 +88,7 @@ class CoreSched(PeriodicActuator):
         self._proc = proc
         self._file = "tasks" if hierarchy.version(hierarchy.trigger) == 1 else "cgroup.threads"
         self._rows = LedgerState(CODEC, context.ledger, context.store_lane)
-        super().__init__(PeriodicWorker(self._sweep, _period_s, gap_s=_GAP_S))
+        super().__init__(PeriodicWorker(self._sweep, self._period_s, gap_s=_GAP_S))
         self._unable = ""
         self._unrecorded = ""
         self._refused = ""
@@ -126,6 +126,13 @@ class CoreSched(PeriodicActuator):
         return [problem for problem in (self._unable, self._unrecorded, self._refused) if problem]
 
     # One sweep
+
+    def _period_s(self, situation: PlanSnapshot) -> float | None:
+        # Processes that are started by ``exec`` inherit no cookie.
+        if (plan := situation.plan.cookies) is not None:
+            return plan.sweep_s
+        # Cookies that could not be cleared.
+        return _PRUNE_S if situation.enforce and self._ours else None
 
     @property
     def _ours(self) -> Mapping[int, str]:
@@ -324,12 +331,6 @@ class CoreSched(PeriodicActuator):
                 container_id=setting.container_id if setting is not None else None,
             )
         )
-
-
-def _period_s(situation: PlanSnapshot) -> float | None:
-    # Processes that are started by ``exec`` inherit no cookie.
-    plan = situation.plan.cookies
-    return plan.sweep_s if plan is not None else None
 
 
 def _threads(count: int) -> str:

@@ -177,7 +177,7 @@ class CapacityFiles(PeriodicActuator):
         self._clock = clock
         self._wall = wall
         self._rows = LedgerState(CODEC, context.ledger, context.store_lane)
-        super().__init__(PeriodicWorker(self._sweep, _period_s, gap_s=_GAP_S), _relevant)
+        super().__init__(PeriodicWorker(self._sweep, self._period_s, gap_s=_GAP_S), _relevant)
         self._threads = trio.CapacityLimiter(4)
         """A thread that was abandoned in a hanging file system keeps its place here."""
         self._busy: set[CapacityPlace] = set()
@@ -217,6 +217,12 @@ class CapacityFiles(PeriodicActuator):
         return [f"capacity file of pod {place.uid}: {text}" for place, text in sorted(self._problems.items())]
 
     # One sweep
+
+    def _period_s(self, situation: PlanSnapshot) -> float | None:
+        plan = situation.plan.capacity
+        # Also while a file could not be removed.
+        wanted = plan is not None and plan.pods
+        return VALID_S / 3 if wanted or (situation.enforce and self._rows.now.places) else None
 
     async def _sweep(self, situation: PlanSnapshot) -> None:
         plan = situation.plan.capacity
@@ -335,10 +341,6 @@ def _relevant(situation: PlanSnapshot) -> tuple[object, ...]:
     plan = situation.plan.capacity
     wanted = None if plan is None else (plan.file, plan.pods, plan.dry_run)
     return wanted, situation.enforce, situation.holds
-
-
-def _period_s(situation: PlanSnapshot) -> float | None:
-    return VALID_S / 3 if situation.plan.capacity is not None and situation.plan.capacity.pods else None
 
 
 def _undo_offline(context: OfflineContext) -> Sequence[RestoreResult]:

@@ -152,10 +152,12 @@ class NodeFiles(PeriodicActuator):
         self.counts: Counter[str] = Counter()
         self._access = FileAccess(context.root, context.files)
         self._rows = {kind: LedgerState(codec, context.ledger, context.store_lane) for kind, codec in CODECS.items()}
-        super().__init__(PeriodicWorker(self._sweep, _period_s), _relevant)
+        super().__init__(PeriodicWorker(self._sweep, self._period_s), _relevant)
         self._confirmed: set[str] = set()
         """Files in which a value of ours was read in this run: any other value there is another program's."""
         self._values: dict[str, int | str] = {}
+        self._not_restored: dict[str, str] = {}
+        """Files whose originals were refused, with the reason."""
 
     # The interface of an auxiliary actuator
 
@@ -183,14 +185,19 @@ class NodeFiles(PeriodicActuator):
         return {"values": values, "counts": dict(sorted(self.counts.items()))}
 
     def problems(self) -> Sequence[str]:
-        """The wanted values that are not in place, with the reason."""
-        return [
+        """The wanted values that are not in place, and the originals that are not restored, with the reason."""
+        failing = [
             f"{name}: {status.detail}"
             for name, status in sorted(self._statuses.get(MACHINE, {}).items())
             if status.state.is_failing() or status.state.is_absent() or status.state is SettingState.YIELDED
         ]
+        return failing + [f"{name}: not restored: {why}" for name, why in sorted(self._not_restored.items())]
 
     # One sweep
+
+    def _period_s(self, situation: PlanSnapshot) -> float | None:
+        # Also while an original could not be restored.
+        return _PERIOD_S if situation.plan.files or (situation.enforce and self._changed) else None
 
     @property
     def _changed(self) -> Mapping[str, NodeFileState]:
@@ -201,6 +208,7 @@ class NodeFiles(PeriodicActuator):
         names = sorted({*targets, *self._changed})
         self._values = await self._worker.work(partial(self._read, names))
         held = {name for name in names if holding(situation.holds, path=MACHINE, knob=name, pod_uid=None) is not None}
+        self._not_restored = {}
         if situation.enforce:
             await self._restore(
                 {
@@ -298,6 +306,8 @@ class NodeFiles(PeriodicActuator):
             results, failed = await self._worker.work(partial(undo, self._access, kind, FileRows(values=selected)))
             finished = selected.keys() - failed.values.keys()
             self._confirmed -= finished
+            self._not_restored = {name: why for name, why in self._not_restored.items() if name not in finished}
+            self._not_restored |= {result.file: result.detail for result in results if result.file in failed.values}
             self._values |= await self._worker.work(partial(self._read, finished))
             left = {name: file for name, file in rows.now.values.items() if name not in finished}
             done += await rows.restored(FileRows(values=left), results)
@@ -307,10 +317,6 @@ class NodeFiles(PeriodicActuator):
 def _relevant(situation: PlanSnapshot) -> tuple[object, ...]:
     targets = {name: (target.setting, target.dry_run) for name, target in situation.plan.files.items()}
     return targets, situation.enforce, situation.holds
-
-
-def _period_s(situation: PlanSnapshot) -> float | None:
-    return _PERIOD_S if situation.plan.files else None
 
 
 def _undo_offline(context: OfflineContext) -> Sequence[RestoreResult]:

@@ -45,6 +45,8 @@ from state.setting_state import SettingState
 
 T = TypeVar("T")
 
+_LEFT_S: Final = 60.0
+"""Between two attempts to restore what is left after the policy's end."""
 _ROUNDS: Final = 4
 """Rounds of one sweep, and of one restore: the next listing finds what was forked after the last one."""
 _MOST_READ: Final = 20_000
@@ -396,7 +398,10 @@ class ProcessValueActuator(PeriodicActuator):
 
     def _plan_period_s(self, situation: PlanSnapshot) -> float | None:
         plan = self._kind.part(situation.plan)
-        return plan.sweep_s if plan is not None else None
+        if plan is not None:
+            return plan.sweep_s
+        # Originals that could not be restored.
+        return _LEFT_S if situation.enforce and self._containers else None
 
     def _period_s(self, situation: PlanSnapshot) -> float | None:
         # Periodic, as ``exec`` starts processes in a container without an event.

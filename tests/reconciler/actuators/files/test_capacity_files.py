@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
@@ -201,6 +202,25 @@ async def test_a_file_that_cannot_be_removed_is_not_reported_as_removed_and_keep
         )
     assert [(result.undo, result.detail) for result in results] == [(RestoreOutcome.REFUSED, "EPERM")]
     assert (live.file().exists(), live.rows()) == (True, {"a"})
+
+
+async def test_a_file_that_cannot_be_removed_is_tried_again_without_a_change(
+    live: Live, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    def refused(path: str, *, dir_fd: int | None = None) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path, dir_fd)
+
+    await live.sweep("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refused)
+        await live.off()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(live.actuator.run)
+        with trio.fail_after(1000):
+            while live.rows() or live.file().exists():  # noqa: ASYNC110 - it is set, not announced
+                await trio.sleep(10)
+        nursery.cancel_scope.cancel()
+    assert live.actuator.problems() == []
 
 
 async def test_a_file_that_a_sweep_cannot_remove_is_a_problem_until_it_is_removed_or_wanted_again(

@@ -225,6 +225,25 @@ async def test_a_refusal_is_told_and_tried_again(kernel: Kernel, make: Make) -> 
     assert await turn(side, situation()) == dict.fromkeys(OURS, "written")
 
 
+async def test_an_original_that_is_refused_is_reported_and_tried_again(
+    kernel: Kernel, make: Make, autojump_clock: trio.testing.MockClock
+) -> None:
+    side = make()
+    await turn(side, situation())
+    kernel.refuses = 30
+    async with trio.open_nursery() as nursery:
+        await nursery.start(side.run)
+        side.planned(situation(OFF))
+        while not side.problems():  # noqa: ASYNC110 - it is set, not announced
+            await trio.sleep(1)
+        assert side.problems() == [f"{MIN_FREE}: not restored: EROFS", f"{SCALE}: not restored: EROFS"]
+        kernel.refuses = 0
+        with trio.fail_after(1000):
+            while kernel.values() != BEFORE or side.problems():  # noqa: ASYNC110 - it is set, not announced
+                await trio.sleep(10)
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("restart", [False, True])
 async def test_a_value_that_the_kernel_altered_is_no_other_programs(
     kernel: Kernel, make: Make, *, restart: bool
