@@ -166,7 +166,11 @@ class NetworkLoop(PeriodicActuator):
                     await pods.end(enforce=True)
                     if pods.has_rows:
                         continue  # with the reason of the refusal
-                await self._bring(pods, situation, wish, enforce=enforce)
+                try:
+                    await self._bring(pods, situation, wish, enforce=enforce)
+                except (SourceError, StoreError) as exc:
+                    pods.unread(str(exc))
+                    raise
             self._problem = ""
         except (SourceError, StoreError) as exc:
             if self._problem != str(exc):

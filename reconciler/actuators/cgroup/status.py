@@ -1,7 +1,7 @@
 """The status of every wanted setting, and when a file whose write or read failed is tried again."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple, final
 
 from reconciler.actuators.cgroup.compare import FileWrite
@@ -36,6 +36,20 @@ class SettingStatus(NamedTuple):
     actual: str | None
     detail: str
     at: float
+
+
+def unread(statuses: Mapping[str, Mapping[str, SettingStatus]], why: str) -> dict[str, dict[str, SettingStatus]]:
+    """The statuses of an actuator whose reading failed as a whole: nothing counts as in force."""
+    now = time.time()
+    return {
+        path: {
+            knob: status._replace(state=SettingState.UNREADABLE, actual=None, detail=why, at=now)
+            if status.state.is_in_force()
+            else status
+            for knob, status in knobs.items()
+        }
+        for path, knobs in statuses.items()
+    }
 
 
 class _Retry(NamedTuple):

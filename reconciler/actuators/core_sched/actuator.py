@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, final
 
 import trio
 
-from cgroupfs.errors import StoreError
+from cgroupfs.errors import StoreError, errno_name
 from cgroupfs.log import get_log
 from reconciler.actuators.base import (
     ActuatorContext,
@@ -22,7 +22,7 @@ from reconciler.actuators.base import (
     PeriodicWorker,
     PlanSnapshot,
 )
-from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.actuators.cgroup.status import SettingStatus, unread
 from reconciler.actuators.codec import LedgerState
 from reconciler.actuators.core_sched import tasks
 from reconciler.actuators.core_sched.prctl import CookieCarrier, Prctl, RealPrctl, unable
@@ -148,6 +148,7 @@ class CoreSched(PeriodicActuator):
             if plan is not None and why != self._unable:
                 _LOG.warning("core scheduling is not available", reason=why)
             self._statuses, self._unable = {}, why if plan is not None else ""
+            self._unrecorded = self._refused = ""
             return
         self._unable = ""
         try:
@@ -157,6 +158,8 @@ class CoreSched(PeriodicActuator):
         except OSError as exc:
             # The last core lost its second thread during the sweep: the next sweep reports it.
             _LOG.warning("core scheduling failed", error=str(exc))
+            self._refused = f"core scheduling failed: {errno_name(exc.errno)}"
+            self._statuses = unread(self._statuses, self._refused)
 
     def _targets(self, situation: PlanSnapshot) -> list[_CookieTarget]:
         cookies = situation.plan.cookies or CookiePlan()

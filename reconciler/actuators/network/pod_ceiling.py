@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from cgroupfs.errors import SourceError, StoreError
 from cgroupfs.log import get_log
 from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
-from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.actuators.cgroup.status import SettingStatus, unread
 from reconciler.actuators.codec import LedgerState
 from reconciler.actuators.holds import holding
 from reconciler.actuators.network.actuator import NetworkState, Redirect, Redirects, release, undo_pods
@@ -282,6 +282,7 @@ class PodCeiling:
             links = await self._worker.work(partial(self._read, dict(view), self._filters))
         except SourceError as exc:
             self._set_problem(str(exc))
+            self.unread(str(exc))
             self._next_read = self._clock() + _RETRY_S
             return
         self._filters = links.filters
@@ -312,6 +313,10 @@ class PodCeiling:
             }
             for uid, (state, message) in steps.states.items()
         }
+
+    def unread(self, why: str) -> None:
+        """Nothing is known of the redirects now: the next `bring` reads again."""
+        self.statuses, self._next_read = unread(self.statuses, why), 0.0
 
     async def end(self, *, enforce: bool) -> None:
         """The feature is off: show nothing more and (``enforce``) remove everything."""

@@ -21,7 +21,7 @@ from cgroupfs.lines import lines_of
 from cgroupfs.log import get_log
 from cgroupfs.threads import GroupThreads, threads_of, together
 from reconciler.actuators.base import PlanSnapshot
-from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.actuators.cgroup.status import SettingStatus, unread
 from reconciler.actuators.holds import holding
 from reconciler.actuators.resctrl.mount import ResctrlMount, ResctrlWorker
 from reconciler.actuators.resctrl.sweep import GroupMember, ResctrlSweep, SweepResult
@@ -333,16 +333,7 @@ class ResctrlActuator:
         if str(error) != self._problem:
             _LOG.warning("resctrl sweep failed", error=str(error))
         self._problem = str(error)
-        now, why = time.time(), str(error)
-        self.statuses = {
-            path: {
-                knob: status._replace(state=SettingState.UNREADABLE, actual=None, detail=why, at=now)
-                if status.state.is_in_force()
-                else status
-                for knob, status in knobs.items()
-            }
-            for path, knobs in self.statuses.items()
-        }
+        self.statuses = unread(self.statuses, str(error))
 
     def _status(self) -> ResctrlActuatorStatus:
         return ResctrlActuatorStatus(

@@ -520,6 +520,26 @@ async def test_hyper_threads_that_go_offline_amid_a_sweep_end_it(world: World) -
     assert refused.undo is RestoreOutcome.REFUSED
 
 
+async def test_what_a_sweep_could_not_read_is_not_in_place(world: World) -> None:
+    world.run(BATCH)
+    for _ in range(2):
+        await world.look(BATCH)
+    assert world.state(BATCH) == "in place"
+    quiet = world.cores.before
+    calls: list[str] = []
+
+    def unplug(call: str, tid: int) -> None:
+        calls.append(call)
+        world.cores.smt = len(calls) == 1  # the first one asks whether it is available
+
+    world.cores.before = unplug
+    await world.look(BATCH)
+    assert (world.state(BATCH), world.side.problems()) == ("unreadable", ["core scheduling failed: ENODEV"])
+    world.cores.before, world.cores.smt = quiet, True
+    await world.look(BATCH)
+    assert (world.state(BATCH), world.side.problems()) == ("in place", [])
+
+
 @pytest.mark.parametrize("end", ["the kernel refuses", "the store refuses", "cancelled"])
 async def test_carriers_end_outside_the_event_loop_whatever_happens(
     world: World, monkeypatch: pytest.MonkeyPatch, end: str

@@ -250,6 +250,24 @@ async def test_what_is_not_to_be_done_is_shown(
     assert world.state("be") == ("written", "veth-be"), "at once, as soon as it may be done"
 
 
+@pytest.mark.parametrize("read", ["veths", "device"])
+async def test_what_was_not_read_again_is_not_in_place(
+    world: World, read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_args: object) -> None:
+        raise SourceError("network", "ENOBUFS")
+
+    await world.round()
+    await world.round(seconds=40)
+    assert world.state("be") == ("in place", "veth-be")
+    with monkeypatch.context() as patch:
+        patch.setattr(world.pods, read, fails)
+        await world.round(seconds=40)
+        assert world.state("be") == ("unreadable", "network: ENOBUFS")
+    await world.round(seconds=40)
+    assert world.state("be") == ("in place", "veth-be")
+
+
 async def test_a_policy_that_becomes_a_dry_run_redirects_no_more(world: World) -> None:
     both = replace(WISH, receive=True)
     await world.round(wish=both)
