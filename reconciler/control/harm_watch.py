@@ -15,9 +15,10 @@ from reconciler.policies.harm import HarmSample, HarmState
 from reconciler.policies.waiting import PodJudgement, PodWaiting, is_quiet, judge, quiet_since
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.workqueue import TICK
+from reconciler.signals.cpu import UseBySide
 from state.cpu import HarmReading, HarmTerms
-from state.model import NodeView, Pod, Pools
-from state.pod_index import index_of
+from state.model import NodeView, Pod, PodClass, Pools
+from state.pod_index import derived, index_of
 
 if TYPE_CHECKING:
     from reconciler.signals.host_meter import HostVictim
@@ -79,7 +80,9 @@ class HarmWatch:
         self._chosen_of: tuple[NodeView | None, CpuSet] = None, EMPTY
         """The node and the CPUs of the law by which they were chosen."""
         self._pods: dict[str, PodJudgement] = {}
-        self._used: tuple[float, int] | None = None
+        self._used: tuple[float, int, int] | None = None
+        """When BE work's use was read last; the counter of its directory, and the sum of all (ns)."""
+        self._sums = UseBySide()
         self._quiet_since: float | None = None
         self.rounds = self.cuts = 0
         """Since the daemon's start."""
@@ -308,17 +311,18 @@ class HarmWatch:
     def _use(self, now: float) -> int | None:
         """BE work's CPU since the last round, of pods outside of the besteffort directory too; None: unknown."""
         inventory = self._reconciler.inventory
-        index = index_of(inventory.table)
-        total = self._usage.cpu_ns(inventory.besteffort)
-        if total is None or len(index.outside) + len(index.beside) > _OUTSIDE_MOST:
+        odd = derived(inventory.table, outside_of_their_class)
+        within = self._usage.cpu_ns(inventory.besteffort)
+        if within is None or len(odd) > _OUTSIDE_MOST:
             self._used = None
             return None
-        total += sum(self._usage.cpu_ns(pod.group.path) or 0 for pod in index.outside)
-        total -= sum(self._usage.cpu_ns(pod.group.path) or 0 for pod in index.beside)
-        before, self._used = self._used, (now, total)
-        if before is None or now <= before[0] or total < before[1]:
+        used = {path: ns for path in odd if (ns := self._usage.cpu_ns(path)) is not None}
+        _, total = self._sums.add({**used, inventory.besteffort: within}, "", inventory.besteffort, odd)
+        before, self._used = self._used, (now, within, total)
+        # A directory that was made again counts from 0.
+        if before is None or now <= before[0] or within < before[1]:
             return None
-        return round((total - before[1]) / (now - before[0]) / 1e6)
+        return round((total - before[2]) / (now - before[0]) / 1e6)
 
     def _excused(self, pools: Pools, used: int | None, now: float) -> bool:
         """Whether BE work has a start allowance, and uses more than its budget by it."""
@@ -326,6 +330,12 @@ class HarmWatch:
         since = now - 2 * self.config().harm.interval_s
         allowed = plan is not None and (bool(plan.starts.pods) or plan.starts.at > since)
         return allowed and used is not None and used > pools.budget_milli
+
+
+def outside_of_their_class(pods: Mapping[str, Pod]) -> Mapping[str, PodClass]:
+    """By group path, the class of BE pods outside the besteffort directory, and of online pods inside it."""
+    index = index_of(pods)
+    return {pod.group.path: pod.pod_class for pod in (*index.outside, *index.beside)}
 
 
 def _subject(uid: str | None) -> str | None:

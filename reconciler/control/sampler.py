@@ -6,7 +6,7 @@ result has changed; the worker does the rest.
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final, final
 
 import trio
@@ -17,7 +17,7 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.log import get_log
 from cgroupfs.usage import SHORTEST_S, MemoryUsage, UsageReader
 from reconciler.control.be_watch import RealtimeWatch, StartWatch
-from reconciler.control.harm_watch import HarmWatch
+from reconciler.control.harm_watch import HarmWatch, outside_of_their_class
 from reconciler.control.host_watch import DaemonWatch
 from reconciler.control.quota_lending import QuotaLender
 from reconciler.control.reconciler import Reconciler
@@ -41,7 +41,7 @@ from reconciler.signals.irqs import IrqSampler
 from reconciler.signals.memory import NumaMemorySampler, parse_meminfo
 from state.cpu import Uses
 from state.memory import NodeMemoryReading
-from state.model import NodeCpu, Pod, PodClass, SourceStatus
+from state.model import NodeCpu, PodClass, SourceStatus
 from state.plan import NodePlan
 from state.pod_index import derived, index_of
 
@@ -309,7 +309,7 @@ class Sampler:
     def _sample(self, reading: CpuReading, now: float) -> None:
         """CPU use by class, from the directories' own counters: three reads, plus one per pod outside its class."""
         knowledge = self._reconciler.inventory
-        odd = derived(knowledge.table, _outside_of_their_class)
+        odd = derived(knowledge.table, outside_of_their_class)
         paths = (knowledge.layout.kubepods, knowledge.besteffort, *odd)
         used = {path: ns for path in paths if (ns := self._usage.cpu_ns(path)) is not None}
         online, reclaimed = self._sums.add(used, paths[0], paths[1], odd)
@@ -381,9 +381,3 @@ class Sampler:
         if cpu is not None and cpu.reclaimed_milli <= _ASLEEP_MILLI:
             return False
         return bool(index_of(self._reconciler.inventory.table).reclaimed)
-
-
-def _outside_of_their_class(pods: Mapping[str, Pod]) -> Mapping[str, PodClass]:
-    """By group path, the class of BE pods outside the besteffort directory, and of online pods inside it."""
-    index = index_of(pods)
-    return {pod.group.path: pod.pod_class for pod in (*index.outside, *index.beside)}

@@ -16,6 +16,7 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.usage import UsageReader
 from reconciler.actuators.base import AuxiliaryActuator, PlanSnapshot
 from reconciler.control.harm_watch import HarmWatch
+from reconciler.control.reconciler import Reconciler
 from reconciler.control.sampler import Sampler
 from reconciler.daemon.agent import Agent
 from reconciler.policies.budget import BudgetConfig, BudgetLaw
@@ -28,10 +29,11 @@ from reconciler.policies.waiting import PodWaiting
 from reconciler.runtime.workqueue import DirtyBatch
 from reconciler.signals.host_meter import HostVictim
 from state.cpu import HarmReading, HarmTerms
-from state.model import NodeCpu, Pod, Pools
+from state.model import NodeCpu, Pod, PodClass, Pools, QosClass
 from tests.fakes.constants import varied
 from tests.fakes.kernel import Mode as KernelMode
 from tests.fakes.livenode import BATCH, WEB, LiveNode, group
+from tests.reconciler.nodes import pod
 
 POLICIES = PoliciesConfig(idle_class=IdleClassConfig(enabled=True))
 CALM = PodWaiting(500.0, 1.0)
@@ -143,6 +145,27 @@ async def watching(node: LiveNode, policies: PoliciesConfig = POLICIES) -> Async
 def node(request: pytest.FixtureRequest, tmp_path: Path) -> LiveNode:
     mode: KernelMode = request.param
     return LiveNode(tmp_path, mode, files=False)
+
+
+def test_a_removed_pod_adds_nothing_to_the_use_of_be_work() -> None:
+    """An online pod in besteffort was subtracted with its whole counter, and a BE pod elsewhere added with its own."""
+    beside = pod("beside", cls=PodClass.SHARED)
+    outside = pod("outside", qos=QosClass.BURSTABLE)
+    second = 10**9
+    counters = {"/be": 9000 * second, beside.group.path: 5000 * second, outside.group.path: 7000 * second}
+    inventory = SimpleNamespace(besteffort="/be", table={})
+    reconciler, usage = SimpleNamespace(inventory=inventory), SimpleNamespace(cpu_ns=counters.get)
+    watch = HarmWatch(cast(Reconciler, reconciler), cast(UsageReader, usage), wait=Waits)
+    found = []
+    # They come, are read twice, and go; the directory made again counts from 0.
+    for at, pods in enumerate([(), (beside, outside), (beside, outside), (), ()]):
+        inventory.table = {item.uid: item for item in pods}
+        found.append(watch._use(float(at)))
+        for path, grown in zip(counters, (3, 1, 2), strict=True):
+            counters[path] += grown * second
+    assert found == [None, 3000, 4000, 3000, 3000]
+    counters["/be"] = second
+    assert watch._use(5.0) is None
 
 
 async def test_it_rises_to_the_top_and_the_quota_ends(node: LiveNode) -> None:
