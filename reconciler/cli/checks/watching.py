@@ -77,7 +77,11 @@ def _rules(node: InspectedNode, results: QueryResults, rules: Mapping[str, RuleC
     if enforced and node.config.mode is not AgentMode.ENFORCE:
         text += f" (mode is {node.config.mode.value}: no action is taken)"
     if not blind:
-        return ok("interference", f"{text}; all their signals are available")
+        others = _signals_of(rules) - _CHECKED
+        known = "all their signals are available"
+        if others:
+            known = f"checked signals are available; {len(others)} unchecked: see bypassctl interference"
+        return ok("interference", f"{text}; {known}")
     message = ", ".join(f"{name} (no {signal})" for name, signal in blind.items())
     fixes = dict.fromkeys(lacking[signal] for signal in blind.values())
     return warn(
@@ -85,6 +89,12 @@ def _rules(node: InspectedNode, results: QueryResults, rules: Mapping[str, RuleC
         f"{text}; not available: {message}",
         f"{'; '.join(fixes)}; or set enabled: false for these rules",
     )
+
+
+def _signals_of(rules: Mapping[str, RuleConfig]) -> frozenset[str]:
+    """All signals that the rules' detectors use."""
+    entries = [entry for rule in rules.values() for group in rule.when for entry in group]
+    return frozenset(signal for entry in entries for signal in DETECTORS[entry.name].signals(entry.config))
 
 
 def _lacks(entry: DetectorEntry, lacking: Mapping[str, str]) -> list[str]:
@@ -107,6 +117,8 @@ _ANY_OF: Final[Mapping[str, frozenset[str]]] = {
 """Detectors that answer with any of these; the others need all their signals."""
 _PRESSURE: Final = frozenset(f"{resource}.pressure{full}" for resource in PressureResource for full in ("", "_full"))
 _NO_PSI: Final = "see PSI above"
+_CHECKED: Final = _PRESSURE | _WAITING | _COUNTED | _CACHE | {_LATENCY}
+"""What `_lacking` and `_run_queue` find out. Of others the running daemon knows: `bypassctl interference`."""
 
 
 def _lacking(node: InspectedNode, results: QueryResults) -> dict[str, str]:
@@ -144,10 +156,8 @@ def _monitors(node: InspectedNode) -> bool:
 def _run_queue(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
     """Waiting is available from schedstat as well, of each thread alone, where taskstats is unavailable."""
     wanted = signals_of(node.config.eviction)
-    for rule in effective(node.config.interference.rules).values() if node.config.interference.enabled else ():
-        wanted |= {
-            signal for group in rule.when for entry in group for signal in DETECTORS[entry.name].signals(entry.config)
-        }
+    if node.config.interference.enabled:
+        wanted |= _signals_of(effective(node.config.interference.rules))
     if not wanted & _WAITING or node.copied:
         return
     problem = results.taskstats_problem

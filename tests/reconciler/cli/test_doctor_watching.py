@@ -64,7 +64,9 @@ def test_a_node_that_can_do_it_all_takes_a_line_for_each_and_stays_on_its_screen
     there = found(whole, f"mode: enforce\n{WATCH}  rules:\n    cpu: {{dry_run: false}}\n{EVICT}")
     assert there == {
         "interference": CheckResult(
-            "interference", CheckState.OK, "4 rules, 1 enforced; all their signals are available"
+            "interference",
+            CheckState.OK,
+            "4 rules, 1 enforced; checked signals are available; 11 unchecked: see bypassctl interference",
         ),
         "eviction": CheckResult(
             "eviction", CheckState.OK, "dry run (eviction.dry_run), 4 triggers; by api, cri, signal (per process)"
@@ -101,6 +103,17 @@ def test_another_group_of_a_rule_is_proof_enough_and_the_nodes_pressure_needs_no
     assert found(good, node_only)["interference"].state is CheckState.OK
     shutil.rmtree(f"{good.root}/proc/pressure")
     assert "io (no io.pressure)" in found(good, node_only)["interference"].found
+
+
+@pytest.mark.parametrize(
+    ("signal", "expected"),
+    [("fs.use", "checked signals are available; 1 unchecked: see"), ("cpu.wait", "all their signals are available")],
+)
+def test_only_what_was_checked_is_said_to_be_available(good: LiveNode, signal: str, expected: str) -> None:
+    names = ("cpu", "memory", "cache", "io")
+    others = "".join(f"    {name}: {{enabled: false}}\n" for name in names)
+    own = f"    mine: {{when: [[{{threshold: {{signal: {signal}, above: 5}}}}]]}}\n"
+    assert expected in found(good, f"{WATCH}  rules:\n{others}{own}")["interference"].found
 
 
 def test_every_lacking_signal_has_its_remedy(good: LiveNode) -> None:
