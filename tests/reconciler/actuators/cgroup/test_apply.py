@@ -98,6 +98,21 @@ async def test_a_policy_that_becomes_a_dry_run_gives_its_values_back(acting: Act
     assert [acting.read(GROUP, knob) for knob in WANTED] == ["2-3", "3", str(1 << 30)], "observe mode: values stay"
 
 
+@pytest.mark.parametrize("how", ["dry run", "hold", "observe mode"])
+async def test_what_was_prepared_is_not_written_once_it_may_not_be(acting: Acting, how: str) -> None:
+    target = acting.target(GROUP, {"cpu.weight": 3}, creating=SPEC)
+    await acting.actuator.apply([target])
+    assert acting.stood(GROUP, "cpu.weight") == "prepared"
+    hold = Hold(target="node", reason="test", by="me")
+    acting.mode.use_holds({"node": hold} if how == "hold" else {})
+    dry = frozenset({"reclaimed"}) if how == "dry run" else frozenset()
+    acting.mode.use(WriteSettings(enforce=how != "observe mode", dry_policies=dry))
+    await acting.actuator.apply([target])
+    acting.lane.execute(CID, time.monotonic())
+    assert acting.read(GROUP, "cpu.weight") == "2"
+    assert acting.files.count == 0
+
+
 async def test_what_is_no_longer_wanted_gets_its_old_value_back(acting: Acting) -> None:
     before = snapshot(acting.kernel, acting.hierarchy)
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
