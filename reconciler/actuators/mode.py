@@ -47,6 +47,10 @@ class WriteMode:
         """Whether a policy's settings are shown and not written."""
         return policy in self._settings.dry_policies
 
+    @property
+    def has_dry_runs(self) -> bool:
+        return bool(self._settings.dry_policies)
+
     def set_enforce(self, *, enforce: bool) -> None:
         """Write, or only show what would be written."""
         self.enforce = enforce

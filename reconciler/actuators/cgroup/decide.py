@@ -235,7 +235,9 @@ class ChangeDetector:
 
     def _shown(self, settings: Mapping[str, Setting]) -> set[str]:
         """The knobs that only a dry run wants, while bypassd writes others."""
-        return {name for name, setting in settings.items() if self.mode.enforce and self.mode.is_dry(setting.policy)}
+        if not (self.mode.enforce and self.mode.has_dry_runs):
+            return set()
+        return {name for name, setting in settings.items() if self.mode.is_dry(setting.policy)}
 
     def _check_period(self, target: GroupTarget, settings: Mapping[str, Setting]) -> None:
         """Read the period of a group with a wanted quota; if it is not the one that the plan used, plan again."""

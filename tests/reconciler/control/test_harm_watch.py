@@ -13,6 +13,7 @@ import trio.testing
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
 from reconciler.actuators.base import AuxiliaryActuator, PlanSnapshot
 from reconciler.control.harm_watch import HarmWatch
@@ -29,7 +30,7 @@ from reconciler.policies.waiting import PodWaiting
 from reconciler.runtime.workqueue import DirtyBatch
 from reconciler.signals.host_meter import HostVictim
 from state.cpu import HarmReading, HarmTerms
-from state.model import NodeCpu, Pod, PodClass, Pools, QosClass
+from state.model import NodeCpu, Pod, PodClass, Pools
 from tests.fakes.constants import varied
 from tests.fakes.kernel import Mode as KernelMode
 from tests.fakes.livenode import BATCH, WEB, LiveNode, group
