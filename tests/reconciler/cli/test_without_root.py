@@ -64,7 +64,8 @@ def test_a_plan_has_the_store_as_not_readable_and_not_as_empty(run: Run, live: L
     live.document()
     store = f"{live.root}/var/lib/bypassd/state.db"
     os.chmod(os.path.dirname(store), 0o700)
-    assert json.loads(run("plan", "--root", live.root, "-o", "json").out)["sources"]["store"] == "/var/lib/bypassd/state.db"
+    fields = json.loads(run("plan", "--root", live.root, "-o", "json").out)
+    assert fields["sources"]["store"] == "/var/lib/bypassd/state.db"
     with nobody():
         fields = json.loads(run("plan", "--root", live.root, "-o", "json").out)
     assert fields["sources"]["store"] == "not readable"
