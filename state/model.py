@@ -6,7 +6,7 @@ settings; no value is changed in place. Times are seconds on the monotonic clock
 Longer than other modules because it is one vocabulary: each value here is made of the ones above it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import cached_property
 from typing import Final
@@ -56,6 +56,7 @@ class ContainerKind(StrEnum):
     SANDBOX = "sandbox"
     INIT = "init"
     APP = "app"
+    EPHEMERAL = "ephemeral"  # added to a running pod for debugging: without requests and limits, in no sum of them
     UNKNOWN = "unknown"
 
 
@@ -230,6 +231,20 @@ def has_spec(sources: str) -> bool:
     return not _WITHOUT_SPEC.issuperset(sources.split("+"))
 
 
+def sum_in_turn(amounts: Iterable[tuple[ContainerKind, int]]) -> int:
+    """A pod's whole amount, by its containers in the spec's order: an init container ends before the next one starts.
+
+    Sidecars before it run beside it. Source: Kubernetes documentation, "Sidecar Containers", resource sharing.
+    """
+    together = most = 0
+    for kind, amount in amounts:
+        if kind is ContainerKind.INIT:
+            most = max(most, together + amount)
+        else:
+            together += amount
+    return max(most, together)
+
+
 class Pod(Struct, frozen=True, kw_only=True, dict=True):
     """One pod directory that exists now, with all that is known about it."""
 
@@ -309,6 +324,14 @@ class Pod(Struct, frozen=True, kw_only=True, dict=True):
             )
             for item in self.declared
         )
+
+    def total(self, amount: Callable[[Container], int]) -> int:
+        """What it has of something that its containers have, as scheduler and kubelet sum it up (`sum_in_turn`)."""
+        members = self.members
+        if self.sandbox is None or not self.declared:
+            # In no order: what is there beside an init container are the sidecars before it.
+            members = tuple(sorted(members, key=lambda item: item.kind is ContainerKind.INIT))
+        return sum_in_turn((item.kind, amount(item)) for item in members)
 
     @property
     def paths(self) -> tuple[str, ...]:

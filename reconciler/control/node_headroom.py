@@ -56,7 +56,7 @@ from reconciler.runtime.stints import in_worker
 from reconciler.runtime.supervisor import Component
 from reconciler.runtime.wakeup import WakeUp
 from state.memory import NodeMemoryReading
-from state.model import ContainerKind, NodeCpu, NodeView, Pod, Pools, Resources, SourceStatus
+from state.model import NodeCpu, NodeView, Pod, Pools, SourceStatus
 from state.plan import NodePlan
 from state.pod_index import derived
 from state.schema import META, PUBLISHED
@@ -311,21 +311,12 @@ def offered(offer: Offer, pods: Mapping[str, Pod], node: Offer) -> Offer:
 def _promised(pods: Mapping[str, Pod]) -> tuple[int, int]:
     """Batch CPU (thousandths) and memory (bytes) that the node's pods request, as an admission counts them.
 
-    Source: Kubernetes documentation, "Init Containers", resource sharing: the sum of the containers, or the largest
-    init container; kubelet's admission.
+    Mid-tier requests are of another resource, counted by itself.
     """
     cpu = memory = 0
     for pod in pods.values():
-        sums, largest = [0, 0], [0, 0]
-        for item in pod.members:
-            requests = Resources() if item.requests.mid else item.requests  # another resource, counted by itself
-            asks = (requests.batch_cpu_milli or 0, requests.batch_memory_bytes or 0)
-            if item.kind is ContainerKind.INIT:
-                largest = [max(pair) for pair in zip(largest, asks, strict=True)]
-            else:
-                sums = [sum(pair) for pair in zip(sums, asks, strict=True)]
-        cpu += max(sums[0], largest[0])
-        memory += max(sums[1], largest[1])
+        cpu += pod.total(lambda item: 0 if item.requests.mid else item.requests.batch_cpu_milli or 0)
+        memory += pod.total(lambda item: 0 if item.requests.mid else item.requests.batch_memory_bytes or 0)
     return cpu, memory
 
 

@@ -22,7 +22,7 @@ from msgspec import Struct
 from reconciler.headroom.histogram import CPU_MILLI, MEMORY_BYTES, DecayingHistogram
 from reconciler.runtime.cooperative import Steps
 from state.memory import NodeMemoryReading
-from state.model import ContainerKind, Pod, Pools
+from state.model import Pod, Pools
 
 CPU_HALF_LIFE_S: Final = 12 * 3600.0
 """Yesterday's peak of three hours keeps more than the 5 % of the weight that p95 leaves out; last week's does not."""
@@ -136,20 +136,12 @@ def _controller(name: str, labels: Mapping[str, str]) -> tuple[str, str]:
 def reading_of(pod: Pod, cpu_milli: float | None, memory_bytes: int | None, own: Mapping[str, int]) -> PodReading:
     """A pod's minute. ``own``: by pod uid, its exclusive CPUs (`own_milli`), which are not among what there is."""
     most = own.get(pod.uid, 0)
-    cpu_request = memory_request = init_cpu = init_memory = 0
-    # As the scheduler counts: init containers run one after another, before the others.
-    for item in pod.members:
-        cpu, memory = item.requests.cpu_milli or 0, item.requests.memory_bytes or 0
-        if item.kind is ContainerKind.INIT:
-            init_cpu, init_memory = max(init_cpu, cpu), max(init_memory, memory)
-        else:
-            cpu_request, memory_request = cpu_request + cpu, memory_request + memory
     return PodReading(
         workload_of(pod),
         None if cpu_milli is None else max(0.0, cpu_milli - most),
         memory_bytes,
-        max(0, max(cpu_request, init_cpu) + (pod.overhead.cpu_milli or 0) - most),
-        max(memory_request, init_memory) + (pod.overhead.memory_bytes or 0),
+        max(0, pod.total(lambda item: item.requests.cpu_milli or 0) + (pod.overhead.cpu_milli or 0) - most),
+        pod.total(lambda item: item.requests.memory_bytes or 0) + (pod.overhead.memory_bytes or 0),
     )
 
 

@@ -108,14 +108,18 @@ def merge_metas(uid: str, metas: Iterable[PodMeta]) -> PodMeta | None:
 
 
 def _join(strong: PodMeta, weak: PodMeta) -> tuple[ContainerMeta, ...]:
-    by_name = {container.name: container for container in weak.containers}
-    # CRI is stronger than a manifest, and its containers have no requests: then the manifest's count.
-    only_weak_has_spec = has_spec(weak.source) and not has_spec(strong.source)
+    # CRI is stronger than a manifest, and its containers have no requests, kind and order: then the manifest's count.
+    first, second = strong, weak
+    if only_weak_has_spec := has_spec(weak.source) and not has_spec(strong.source):
+        first, second = weak, strong
+    # The runtime lists the newest of a name first.
+    others = {container.name: container for container in reversed(second.containers)}
     joined = []
-    for container in strong.containers:
-        other = by_name.pop(container.name, container)
-        joined.append(replace(other if only_weak_has_spec else container, id=container.id or other.id))
-    return (*joined, *by_name.values())
+    for container in first.containers:
+        other = others.pop(container.name, container)
+        number = other.id or container.id if only_weak_has_spec else container.id or other.id
+        joined.append(replace(container, id=number))
+    return (*joined, *others.values())
 
 
 def assemble(known: PodInput, rules: ClassRules) -> Pod:
@@ -187,6 +191,8 @@ def _admitted(meta: PodMeta, granted: Mapping[str, Resize]) -> tuple[ContainerMe
     """The spec's containers with what the kubelet has admitted of a resize."""
     containers = []
     for spec in meta.containers:
+        if spec.kind is ContainerKind.EPHEMERAL:
+            continue  # it has none, and stays in the spec after its end
         counts = effective(spec.requests, spec.limits, spec.resize, granted.get(spec.name))
         containers.append(replace(spec, requests=counts.requests, limits=counts.limits, resize=None))
     return tuple(containers)

@@ -19,7 +19,7 @@ from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError
 from reconciler.pods.marks import longest, note, too_long, utf8_bytes
 from reconciler.settings.units import milli, parse_quantity, whole
-from state.model import ContainerKind, ContainerMeta, Resources
+from state.model import ContainerMeta, Resources, sum_in_turn
 
 EXTENDED_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
 
@@ -177,9 +177,8 @@ def with_extended(
 
 
 def cpu_request(containers: Collection[ContainerMeta]) -> int:
-    """A pod's CPU request (thousandths of a CPU): of its containers together, or of its largest init container."""
-    init = [item.requests.cpu_milli or 0 for item in containers if item.kind is ContainerKind.INIT]
-    return max(sum(item.requests.cpu_milli or 0 for item in containers) - sum(init), max(init, default=0))
+    """A pod's CPU request (thousandths of a CPU)."""
+    return sum_in_turn((item.kind, item.requests.cpu_milli or 0) for item in containers)
 
 
 def _requested(spec: Resources, extra: Resources, *, by_webhook: bool) -> Resources:

@@ -159,15 +159,10 @@ def setting_of(pod: Pod, container: Container | None, knob: str, value: Value, *
 
 
 def pod_total(pod: Pod, amount: Callable[[Container], int | None]) -> int | None:
-    """What a pod has of something that its containers have: all together, or the largest init container, if more.
-
-    As the kubelet sums up a pod. None where a container has none: nothing bounds that one.
-    """
-    amounts = [(item.kind is ContainerKind.INIT, amount(item)) for item in pod.members]
-    known = [(init, number) for init, number in amounts if number is not None]
-    if not amounts or len(known) < len(amounts):
+    """`Pod.total`; None where a container has none: nothing bounds that one."""
+    if not pod.members or any(amount(item) is None for item in pod.members):
         return None
-    return max(sum(number for init, number in known if not init), *(number for init, number in known if init), 0)
+    return pod.total(lambda item: amount(item) or 0)
 
 
 def process_groups(pod: Pod) -> tuple[Container | None, ...]:

@@ -32,7 +32,7 @@ from reconciler.policies.base import (
 )
 from reconciler.policies.normalise import normalised
 from reconciler.runtime.format import cpu, size
-from state.model import Container, NodeView, Pod, PodClass, Pools, Setting
+from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
 
 NAME: Final = "batch"
@@ -187,6 +187,8 @@ def _pod_quota(pod: Pod, view: NodeView, pools: Pools) -> list[Setting]:
         value = _quota_us(total + (pod.overhead.cpu_milli or 0), period, pools) if total else 0
     for container in pod.workload if pod.sandbox is None else ():
         limit = container.limits.batch_cpu_milli
+        if container.kind is ContainerKind.EPHEMERAL:
+            continue
         if limit is None or owns_cpus(pod, container, pools):
             return []
         own = period_us(view, container.group.path, container)

@@ -234,7 +234,7 @@ def _containers(
     for group, kind in (
         (spec.init_containers, ContainerKind.INIT),
         (spec.containers, ContainerKind.APP),
-        (spec.ephemeral_containers, ContainerKind.APP),
+        (spec.ephemeral_containers, ContainerKind.EPHEMERAL),
     ):
         if group is not None and len(group) > MOST_CONTAINERS:
             note(problems, f"more than {MOST_CONTAINERS} containers: the others count as not described")

@@ -11,7 +11,7 @@ from cgroupfs.naming import QosClass
 from reconciler.control.node_headroom import PublishedRow, offered
 from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.shapes import Offer
-from state.model import Classification, Container, ContainerKind, GroupRef, Pod, PodClass, Resources
+from state.model import Classification, Container, ContainerKind, ContainerMeta, GroupRef, Pod, PodClass, Resources
 from state.schema import META, PUBLISHED
 from state.store import Store, StoreBatch
 
@@ -38,10 +38,21 @@ def pod(name: str, *asks: tuple[ContainerKind, int, int]) -> Pod:
     )
 
 
+def in_kata(one: Pod) -> Pod:
+    """With the whole spec, in its order; of another pod only the containers that exist now are known."""
+    spec = (ContainerMeta(name=item.id, kind=item.kind, requests=item.requests) for item in one.containers)
+    return replace(one, sandbox="kata", containers=(), declared=tuple(spec))
+
+
+def test_a_running_init_container_is_beside_the_sidecars_before_it() -> None:
+    one = pod("b", (ContainerKind.INIT, 3000, GI), (ContainerKind.APP, 1000, GI))
+    assert offered(Offer(), {"b": one}, WHOLE) == Offer(cpu_milli=4000, memory_bytes=2 * GI)
+
+
 def test_a_closed_node_keeps_what_its_pods_request() -> None:
     pods = {
         "a": pod("a", (ContainerKind.APP, 1000, GI), (ContainerKind.APP, 500, 0)),
-        "b": pod("b", (ContainerKind.INIT, 3000, GI), (ContainerKind.APP, 1000, 2 * GI)),
+        "b": in_kata(pod("b", (ContainerKind.INIT, 3000, GI), (ContainerKind.APP, 1000, 2 * GI))),
     }
     assert offered(Offer(), pods, WHOLE) == Offer(cpu_milli=4500, memory_bytes=3 * GI)
     assert offered(Offer(cpu_milli=9000, memory_bytes=GI), pods, WHOLE) == Offer(cpu_milli=9000, memory_bytes=3 * GI)

@@ -28,7 +28,7 @@ from reconciler.headroom.peaks import (
 )
 from reconciler.runtime.cooperative import all_steps
 from state.memory import NodeMemoryReading
-from state.model import Container, ContainerKind, GroupRef, Pools, Resources
+from state.model import ContainerKind, ContainerMeta, Pools, Resources
 from tests.reconciler.nodes import cpus, online
 
 GIB = 1 << 30
@@ -117,13 +117,18 @@ def test_a_name_is_bounded_and_a_pod_without_one_is_its_uid() -> None:
 
 
 def test_a_pods_requests_are_the_kubelets_and_its_own_cpus_are_not_counted() -> None:
-    def box(name: str, kind: ContainerKind, milli: int, memory: int) -> Container:
-        requests = Resources(cpu_milli=milli, memory_bytes=memory)
-        return Container(id=name, group=GroupRef(path=f"/kubepods/p/{name}"), kind=kind, requests=requests)
+    def box(name: str, kind: ContainerKind, milli: int, memory: int) -> ContainerMeta:
+        return ContainerMeta(name=name, kind=kind, requests=Resources(cpu_milli=milli, memory_bytes=memory))
 
     app, init = ContainerKind.APP, ContainerKind.INIT
-    boxes = (box("a", app, 3000, GIB), box("b", app, 500, GIB), box("i", init, 9000, GIB))
-    pod = replace(online("web-0"), containers=boxes, overhead=Resources(cpu_milli=250, memory_bytes=100))
+    boxes = (box("i", init, 9000, GIB), box("a", app, 3000, GIB), box("b", app, 500, GIB))
+    pod = replace(
+        online("web-0"),
+        sandbox="kata",
+        containers=(),
+        declared=boxes,
+        overhead=Resources(cpu_milli=250, memory_bytes=100),
+    )
     reading = reading_of(pod, 3400.0, 5, {})
     assert (reading.cpu_request, reading.memory_request, reading.cpu_milli) == (9250, 2 * GIB + 100, 3400.0)
     reading = reading_of(pod, 3400.0, None, {pod.uid: 3000})

@@ -84,6 +84,21 @@ def test_the_ids_of_one_source_meet_the_requests_of_another(source: str) -> None
     ]
 
 
+def test_the_runtimes_list_changes_nothing_of_the_order_in_which_a_manifest_starts_its_containers() -> None:
+    names = ("setup", "main", "side")
+    manifest = PodMeta(uid=UID, source="manifest", containers=tuple(ContainerMeta(name=name) for name in names))
+    listed = (("side", "dd"), ("main", "cc"), ("main", "bb"), ("debug", "ee"))
+    cri = PodMeta(uid=UID, source="cri", containers=tuple(ContainerMeta(name=name, id=cid) for name, cid in listed))
+    merged = merge_metas(UID, [manifest, cri])
+    assert merged is not None
+    assert [(item.name, item.id) for item in merged.containers] == [
+        ("setup", None),
+        ("main", "cc"),
+        ("side", "dd"),
+        ("debug", "ee"),
+    ]
+
+
 def test_a_bundle_tells_the_sandbox_and_that_the_runtime_is_not_done() -> None:
     spec = RuntimeSpec(shares=2)
     facts = {
@@ -110,8 +125,9 @@ def test_exclusive_cpus_make_a_pod_dedicated() -> None:
         pytest.param([(ContainerKind.APP, 1000)], "1-31", False, id="far beyond the request"),
         pytest.param([(ContainerKind.APP, 1500)], "1-2", True, id="rounded up"),
         pytest.param([(ContainerKind.APP, 1000), (ContainerKind.APP, 2000)], "1-3", True, id="of all containers"),
-        pytest.param([(ContainerKind.APP, 1000), (ContainerKind.INIT, 4000)], "1-4", True, id="of the init container"),
-        pytest.param([(ContainerKind.APP, 1000), (ContainerKind.INIT, 4000)], "1-5", False, id="not of both"),
+        pytest.param([(ContainerKind.INIT, 4000), (ContainerKind.APP, 1000)], "1-4", True, id="of the init container"),
+        pytest.param([(ContainerKind.INIT, 4000), (ContainerKind.APP, 1000)], "1-5", False, id="not of both"),
+        pytest.param([(ContainerKind.APP, 1000), (ContainerKind.INIT, 4000)], "1-5", True, id="of both: a sidecar"),
         pytest.param([(ContainerKind.APP, None)], "1-31", True, id="unknown: it gets none of its own"),
     ],
 )

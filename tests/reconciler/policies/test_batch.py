@@ -92,6 +92,9 @@ def test_the_weight_of_a_be_pod_follows_its_request_only_among_be_pods(
         pytest.param(pod("be", container("free")), None, id="no limit at all"),
         pytest.param(pod("be", batch(500), qos=QosClass.BURSTABLE), None, id="outside besteffort"),
         pytest.param(pod("be", replace(batch(250), kind=ContainerKind.INIT)), 25_000, id="an init container"),
+        pytest.param(
+            pod("be", batch(500), replace(container("debug"), kind=ContainerKind.EPHEMERAL)), 50_000, id="kubectl debug"
+        ),
     ],
 )
 @pytest.mark.parametrize("versions", [V1, V2], ids=["v1", "v2"])

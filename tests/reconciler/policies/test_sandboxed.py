@@ -12,6 +12,8 @@ from cgroupfs.naming import QosClass
 from reconciler.control.bounds_in_force import sandboxed_status
 from reconciler.control.planner import plan, plan_node, plan_pod, plan_pools
 from reconciler.placement.claims import cpu_claims
+from reconciler.pods.assemble import PodInput, assemble
+from reconciler.pods.selectors import ClassRules
 from reconciler.policies.base import Policy
 from reconciler.policies.memory_qos import MemoryQosConfig, OnlineMemory
 from reconciler.policies.pinned import PinnedConfig
@@ -24,6 +26,7 @@ from state.model import (
     NodeView,
     Pod,
     PodClass,
+    PodMeta,
     Resources,
     RuntimeSpec,
     Setting,
@@ -72,10 +75,29 @@ def test_batch_limits_hold_at_the_pods_directory(runtime: str, versions: dict[st
 
 def test_an_init_container_counts_as_the_kubelet_counts_it() -> None:
     first = meta("init", ContainerKind.INIT, batch_memory_bytes=900 * MIB)
-    one = be(meta("main", batch_memory_bytes=256 * MIB), first)
+    one = be(first, meta("main", batch_memory_bytes=256 * MIB))
     assert settings_of(one, node(one))[one.group.path, "memory.max"].value == 900 * MIB
-    one = be(meta("main", batch_memory_bytes=1000 * MIB), first)
+    one = be(first, meta("main", batch_memory_bytes=1000 * MIB))
     assert settings_of(one, node(one))[one.group.path, "memory.max"].value == 1000 * MIB
+
+
+def test_a_sidecar_counts_beside_the_init_containers_after_it_only() -> None:
+    before, after = meta("before", batch_memory_bytes=MIB), meta("after", batch_memory_bytes=10 * MIB)
+    first = meta("init", ContainerKind.INIT, batch_memory_bytes=900 * MIB)
+    one = be(before, first, after, meta("main", batch_memory_bytes=256 * MIB))
+    assert settings_of(one, node(one))[one.group.path, "memory.max"].value == 901 * MIB
+
+
+def test_a_container_for_debugging_takes_no_limit_from_the_pod() -> None:
+    """It stays in the pod's spec for ever, also once it has ended."""
+    limits, like = Resources(batch_cpu_milli=500, batch_memory_bytes=256 * MIB), pod("b")
+    main, debug = ContainerMeta(name="main", limits=limits), ContainerMeta(name="debug", kind=ContainerKind.EPHEMERAL)
+    read = PodMeta(uid="b", source="kubelet", containers=(main, debug))
+    known = PodInput(uid="b", qos=like.qos, group=like.group, containers={}, metas=[read], sandbox="kata")
+    one = replace(assemble(known, ClassRules()), classification=like.classification)
+    settings = settings_of(one, node(one))
+    assert settings[one.group.path, "memory.max"].value == 256 * MIB
+    assert settings[one.group.path, "cpu.quota"].value == 50_000
 
 
 @pytest.mark.parametrize(

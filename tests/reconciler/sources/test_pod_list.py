@@ -139,7 +139,7 @@ def test_owner_priority_sidecars_and_ephemeral_containers() -> None:
         ("once", "init", None),
         ("proxy", "app", None),
         ("main", "app", "ab"),
-        ("debug", "app", None),
+        ("debug", "ephemeral", None),
     ]
     assert meta.containers[2].limits == Resources(batch_cpu_milli=500)
     assert meta.problems == ("container main: limits: cpu: 'x': expected a quantity such as 100m, 4Gi, 1e3 or 0.5",)
