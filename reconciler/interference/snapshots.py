@@ -24,9 +24,7 @@ def snapshot_of(
     hold covers it. ``cpus``: where its containers may run, where that is known better than by its pool.
     """
     # The pause container and init containers have no requests of their own while the pod runs.
-    working = [
-        container for container in pod.containers if container.kind in {ContainerKind.APP, ContainerKind.UNKNOWN}
-    ]
+    working = [item for item in pod.members if item.kind in {ContainerKind.APP, ContainerKind.UNKNOWN}]
     requests, partial = _sum(container.requests for container in working)
     limits, _ = _sum(container.limits for container in working)
     pool = pools.pool_of(pod) if pools is not None else None

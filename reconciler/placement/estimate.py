@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from state.cpu import GroupUse, Uses
-from state.model import Container, Pod
+from state.model import Pod
 
 _FADED: Final = 0.5
 
@@ -160,8 +160,9 @@ def used_now(pods: Sequence[Pod], uses: Uses, config: EstimateConfig) -> PoolUsa
 def _of_pod(pod: Pod, uses: Uses, config: EstimateConfig) -> DemandEstimate:
     containers = pod.workload
     whole = uses.get(pod.group.path)
-    if whole is not None and not all(container.group.path in uses for container in containers):
-        bounds = _bounds_of(containers)
+    # In a machine or kernel of its own it has its processes there.
+    if pod.sandbox is not None or (whole is not None and not all(item.group.path in uses for item in containers)):
+        bounds = _bounds_of(pod)
         return of_group(whole, bounds.request, bounds.limit, config)
     total = DemandEstimate()
     for item in containers:
@@ -170,15 +171,14 @@ def _of_pod(pod: Pod, uses: Uses, config: EstimateConfig) -> DemandEstimate:
     return total
 
 
-def _bounds_of(containers: Sequence[Container]) -> _Bounds:
+def _bounds_of(pod: Pod) -> _Bounds:
     """A whole pod's: requests add up where there is one; a limit holds only when every container has one."""
-    requests = [container.requests.cpu_milli for container in containers if container.requests.cpu_milli is not None]
-    limits = [container.limits.cpu_milli for container in containers]
-    bounds = [limit for limit in limits if limit is not None]
-    return _Bounds(
-        request=sum(requests) if requests else None,
-        limit=sum(bounds) if bounds and len(bounds) == len(limits) else None,
-    )
+    request = overhead = pod.overhead.cpu_milli or 0
+    request += pod.total(lambda item: item.requests.cpu_milli or 0)
+    limit = overhead + pod.total(lambda item: item.limits.cpu_milli or 0)
+    unlimited = not pod.members or any(item.limits.cpu_milli is None for item in pod.members)
+    requested = any(item.requests.cpu_milli is not None for item in pod.members)
+    return _Bounds(request=request if requested else None, limit=None if unlimited else limit)
 
 
 def _least(milli: int, limit: int | None) -> int:

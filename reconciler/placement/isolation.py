@@ -153,7 +153,7 @@ def admit(
 def limit_milli(pod: Pod) -> int:
     """A pod's limit in thousandths of a CPU, at least its request; its request where some container has none."""
     passing = {ContainerKind.INIT, ContainerKind.EPHEMERAL}
-    limits = [container.limits.cpu_milli for container in pod.workload if container.kind not in passing]
+    limits = [container.limits.cpu_milli for container in pod.members if container.kind not in passing]
     request = pod.request_milli
     if any(limit is None for limit in limits):
         return request

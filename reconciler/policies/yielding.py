@@ -76,7 +76,7 @@ def weight_suffices(pod: Pod, view: NodeView, pools: Pools) -> bool:
 
 def _shares_from_above(pod: Pod, pools: Pools) -> bool:
     """A Guaranteed pod beside the burstable directory, with a container that has no CPUs of its own."""
-    return not all(owns_cpus(pod, container, pools) for container in pod.workload)
+    return not all(owns_cpus(pod, container, pools) for container in pod.members)
 
 
 def _online_guaranteed(pods: Mapping[str, Pod]) -> list[Pod]:

@@ -45,7 +45,7 @@ def requested(pods: Iterable[Pod], most: int) -> tuple[int, int]:
     cpu = memory = 0
     for pod in pods:
         if pod.pod_class is PodClass.RECLAIMED:
-            for container in pod.containers:
+            for container in pod.members:
                 # An init container has ended before the others begin.
                 if container.kind in {ContainerKind.APP, ContainerKind.UNKNOWN}:
                     cpu += container.requests.counted_cpu(most) or 0

@@ -297,7 +297,8 @@ class OnlineWait:
                 for container in pod.workload
                 if container.spec is None or (container.spec.quota_us or 0) > 0
             ]
-            paths = [pod.group.path, *limited] if limited else []
+            # In a machine of its own, without groups for containers, the pod's directory alone has the kubelet's quota.
+            paths = [pod.group.path, *limited] if limited or pod.sandbox is not None else []
         stopped, reads = False, self._files if self._kept is None else self._kept
         for path in paths:
             try:

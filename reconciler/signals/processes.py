@@ -57,7 +57,7 @@ class PodProcesses:
     def get(self, pod: Pod, now: float) -> tuple[int, ...]:
         """The pids of its containers' processes, nested groups included, in no order; empty if there are none.
 
-        A sandbox's process always sleeps; a pod that has nothing else has none.
+        A sandbox's process always sleeps; a pod that has nothing else has none. In kata the whole machine is there.
         """
         known = self._listed.get(pod.uid)
         if (
@@ -70,7 +70,7 @@ class PodProcesses:
         sandboxes = {
             container.group.path.rpartition("/")[2]
             for container in pod.containers
-            if container.kind is ContainerKind.SANDBOX
+            if container.kind is ContainerKind.SANDBOX and pod.sandbox is None
         }
         top = self._hierarchy.trigger_directory(pod.group.path)
         # Each once: v1's lists may have duplicates, and a process may move from one group to another meanwhile.

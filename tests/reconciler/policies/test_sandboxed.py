@@ -11,14 +11,19 @@ from msgspec.structs import replace
 from cgroupfs.naming import QosClass
 from reconciler.control.bounds_in_force import sandboxed_status
 from reconciler.control.planner import plan, plan_node, plan_pod, plan_pools
+from reconciler.interference.snapshots import snapshot_of
 from reconciler.placement.claims import cpu_claims
+from reconciler.placement.estimate import DemandEstimate, EstimateConfig, estimate
+from reconciler.placement.isolation import limit_milli
 from reconciler.pods.assemble import PodInput, assemble
 from reconciler.pods.selectors import ClassRules
 from reconciler.policies.base import Policy
 from reconciler.policies.memory_qos import MemoryQosConfig, OnlineMemory
 from reconciler.policies.pinned import PinnedConfig
 from reconciler.policies.table import PoliciesConfig
-from state.cpu import CpuPreferences
+from reconciler.policies.yielding import obstacle
+from reconciler.signals.besteffort import requested
+from state.cpu import CpuPreferences, GroupUse
 from state.model import (
     ContainerKind,
     ContainerMeta,
@@ -211,3 +216,33 @@ def test_memory_protection_is_the_pods(runtime: str) -> None:
     assert settings[one.group.path, "memory.low"].value == 100 * MIB
     assert {path for path, knob in settings if knob.startswith("memory.")} == {one.group.path}
     assert plan_pod(one, view, plan_node(view, None, config), config)[1] == ()
+
+
+@pytest.mark.parametrize("runtime", ["gVisor", "kata"])
+def test_the_requests_and_limits_of_its_spec_count_as_those_of_other_pods(runtime: str) -> None:
+    """Though in kata no container has a group."""
+    main, init = meta("main", cpu_milli=4000), meta("init", ContainerKind.INIT, cpu_milli=5000)
+    one = replace(sandboxed(online("p"), init, main, runtime=runtime), overhead=Resources(cpu_milli=250))
+    config, group = EstimateConfig(), one.group.path
+    assert estimate([one], {}, config) == DemandEstimate(5250, asked=1)
+    assert estimate([one], {group: GroupUse(cpu_milli=2000)}, config) == DemandEstimate(2500, used=1)
+    assert estimate([one], {group: GroupUse(cpu_milli=5000)}, config) == DemandEstimate(5250, used=1)
+    assert limit_milli(one) == 4000
+    bare = sandboxed(online("p"), runtime="kata")
+    assert estimate([bare], {}, config) == DemandEstimate(1000, guessed=1)
+
+    batch = be(meta("main", batch_cpu_milli=500, batch_memory_bytes=MIB), runtime=runtime)
+    assert requested([batch], 8000) == (500, MIB)
+    snapshot = snapshot_of(batch, None)
+    assert (snapshot.be_cpu_milli, snapshot.be_memory_bytes) == (500, MIB)
+
+    mid = replace(batch.declared[0], requests=Resources(batch_cpu_milli=500, mid=True))
+    assert not node(sandboxed(online("p", qos=QosClass.BESTEFFORT), mid, runtime=runtime)).unweighed_in_besteffort
+
+
+@pytest.mark.parametrize("runtime", ["gVisor", "kata"])
+def test_a_guaranteed_pod_has_its_weight_beside_the_burstable_directory(runtime: str) -> None:
+    one = sandboxed(online("p", qos=QosClass.GUARANTEED), meta("main"), runtime=runtime)
+    other = pod("b", qos=QosClass.BURSTABLE)
+    view = node(one, other, actual={(other.group.path, "cpu.idle"): 1}, versions=V2)
+    assert "against ns/p" in (obstacle(view, plan_pools(view, None, CONFIG)) or "")

@@ -8,7 +8,7 @@ from cgroupfs.errors import SourceError
 from reconciler.policies.waiting import PodWaiting
 from reconciler.signals.onlinewait import OnlineWait
 from reconciler.signals.taskstats import Delays
-from state.model import GroupRef, Pod, RuntimeSpec
+from state.model import ContainerKind, ContainerMeta, GroupRef, Pod, RuntimeSpec
 from tests.known import known
 from tests.reconciler.signals.podtree import Tree
 from tests.reconciler.signals.test_runqueue import MS, Answers
@@ -89,6 +89,18 @@ async def test_a_pod_that_its_own_quota_stops_or_may_have_stopped_is_left_out(tm
         text = f"nr_periods 9\nnr_throttled {hits}\nthrottled_time 0\n"
         node.tree.put("cpu", inner.group.path, "cpu.stat", text)
         results.append(await node.next({11: Delays(number * MS, number * MS, 0)}, limited))
+    assert [bool(found) for found in results] == [False, False, True, False, True]
+
+
+async def test_a_pod_in_kata_is_left_out_while_the_quota_of_its_directory_stops_it(tmp_path: Path) -> None:
+    """Its one group is the sandbox's, without a quota; the kubelet writes the pod's."""
+    node = Node(tmp_path)
+    one = replace(node.pod.containers[0], kind=ContainerKind.SANDBOX, spec=RuntimeSpec(shares=2))
+    kata = replace(node.pod, containers=(one,), sandbox="kata", declared=(ContainerMeta(name="main"),))
+    results = []
+    for number, hits in enumerate((0, 0, 0, 1, 1)):
+        node.tree.put("cpu", kata.group.path, "cpu.stat", f"nr_periods 9\nnr_throttled {hits}\nthrottled_time 0\n")
+        results.append(await node.next({11: Delays(number * MS, number * MS, 0)}, kata))
     assert [bool(found) for found in results] == [False, False, True, False, True]
 
 
