@@ -429,7 +429,8 @@ class ResctrlActuator:
         return GroupMember(pod.uid, home, _RANK[pod.pod_class], hold is not None, self._threads(pod))
 
     def _threads(self, pod: Pod) -> Callable[[], GroupThreads]:
-        paths = [box.group.path for box in pod.containers]
+        # gVisor has its processes in the pod's own group.
+        paths = [box.group.path for box in pod.containers] if pod.sandbox is None else [pod.group.path]
         return lambda: together(threads_of(self._hierarchy, path, self._cgroups) for path in paths)
 
     # Policy switched off

@@ -58,6 +58,16 @@ async def test_all_threads_of_be_pods_share_a_group_and_online_ones_stay(world: 
     assert WEB.group.path not in world.side.statuses
 
 
+async def test_of_a_pod_in_gvisor_the_processes_in_its_own_group_move(world: World) -> None:
+    """The groups of its containers exist, and are empty."""
+    world.config = NO_MONITOR
+    pid = world.spawn(BATCH)
+    (path,) = world.boxes.pids
+    world.boxes.pids = {path: [], path.rpartition("/")[0]: [pid]}
+    await world.sweep(replace(BATCH, sandbox="gVisor"))
+    assert world.places(pid) == [BE]
+
+
 async def test_a_thread_outside_the_pid_namespace_does_not_move_the_daemon(world: World) -> None:
     world.config = NO_MONITOR
     seen = world.spawn(BATCH)
