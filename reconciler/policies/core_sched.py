@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Final, NamedTuple
 from msgspec import Meta
 from msgspec.structs import replace
 
-from reconciler.policies.base import Policy, PolicyConfig, setting_of
+from reconciler.policies.base import Policy, PolicyConfig, process_groups, setting_of
 from state.cpu import CORE_COOKIE, CORE_SCHED, CookieGroups
 from state.model import NodeView, Pod, PodClass
 from state.plan import CookieMember, CookiePlan, NodePlan
@@ -69,9 +69,9 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     for pod in in_order(view.pods):
         if (group := core_group(pod, config.groups)) is None:
             continue
-        for container in pod.workload:
+        for container in process_groups(pod):
             setting = setting_of(pod, container, CORE_COOKIE, None, policy=NAME, reason=group.reason)
-            members[container.group.path] = CookieMember(setting=setting, group=group.name)
+            members[setting.path] = CookieMember(setting=setting, group=group.name)
     cookies = CookiePlan(members=members, sweep_s=config.sweep_s, dry_run=config.dry_run)
     return replace(plan, cookies=cookies, reasons={**plan.reasons, NAME: _REASONS[config.groups]})
 

@@ -165,8 +165,8 @@ class CoreSched(PeriodicActuator):
         cookies = situation.plan.cookies or CookiePlan()
         places = []
         for uid, pod in sorted(situation.view.pods.items()):
-            for container in pod.containers:
-                path = container.group.path
+            # In a machine or kernel of its own all its processes have one, wherever in the pod's group they are.
+            for path in pod.paths[1:] if pod.sandbox is None else pod.paths[:1]:
                 member = cookies.members.get(path)
                 hold = holding(situation.holds, path=path, knob=CORE_COOKIE, pod_uid=uid)
                 left: SettingState | None = None

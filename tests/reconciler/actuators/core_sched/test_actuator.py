@@ -128,6 +128,25 @@ async def test_be_pods_never_share_a_cookie_with_online_pods(
     assert (place(WEB) in world.side.statuses) == (web != 0)
 
 
+@pytest.mark.parametrize("runtime", ["kata", "gVisor"])
+async def test_a_pod_in_a_machine_or_kernel_of_its_own_has_one_for_all_its_processes(
+    world: World, runtime: str
+) -> None:
+    """In kata in its one group, which is the sandbox's; in gVisor in the pod's own."""
+    box = container("box", kind=ContainerKind.SANDBOX if runtime == "kata" else ContainerKind.APP)
+    item = replace(pod("boxed", box), sandbox=runtime)
+    path = place(item) if runtime == "kata" else item.group.path
+    world.cores.group(place(item))
+    world.cores.spawn(path)
+    await world.look(item, WEB)
+    assert 0 not in world.cores.cookies(path)
+    assert world.side.statuses[item.group.path][CORE_COOKIE].state == "written"
+    await world.look(item, WEB)
+    assert world.side.statuses[item.group.path][CORE_COOKIE].state == "in place"
+    await world.side.restore()
+    assert world.cores.cookies(path) == {0}
+
+
 async def test_sandboxes_and_system_pods_have_none(world: World) -> None:
     sandboxed = pod("boxed", container("pause", kind=ContainerKind.SANDBOX), container("main"))
     system = pod("dns", cls=PodClass.SYSTEM)
