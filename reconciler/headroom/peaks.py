@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, final
 
 from msgspec import Struct
 
+from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.headroom.histogram import CPU_MILLI, MEMORY_BYTES, DecayingHistogram
 from reconciler.runtime.cooperative import Steps
 from state.memory import NodeMemoryReading
@@ -147,11 +148,12 @@ def reading_of(pod: Pod, cpu_milli: float | None, memory_bytes: int | None, own:
 
 def own_milli(pools: Pools) -> dict[str, int]:
     """The exclusive CPUs of each pod that has some, as thousandths, by uid."""
-    result: dict[str, int] = {}
+    result: dict[str, CpuSet] = {}
     for key, cpus in pools.dedicated.items():
         uid = key.partition("/")[0]
-        result[uid] = result.get(uid, 0) + _CPU * len(cpus)
-    return result
+        # Containers of one pod may have the same CPUs: an init container's pass to an app container.
+        result[uid] = result.get(uid, EMPTY) | cpus
+    return {uid: _CPU * len(cpus) for uid, cpus in result.items()}
 
 
 def cpu_left(prediction: PeakPrediction, pools: Pools) -> int:

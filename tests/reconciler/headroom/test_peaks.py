@@ -271,6 +271,9 @@ POOLS = Pools(
 
 def test_what_is_left_is_of_the_cpus_that_no_container_owns_alone() -> None:
     assert own_milli(POOLS) == {"u-1": 3000, "u-2": 1000}
+    # The kubelet gives an init container's CPUs to an app container, and keeps both entries.
+    passed_on = replace(POOLS, dedicated={"u-1/init": cpus("0-3"), "u-1/main": cpus("2-4")})
+    assert own_milli(passed_on) == {"u-1": 5000}
     prediction = PeakPrediction(at_s=0.0, online_cpu_milli=7000, system_cpu_milli=500)
     assert cpu_left(prediction, POOLS) == 12_000 - 7500
     assert cpu_left(replace(prediction, online_cpu_milli=99_000), POOLS) == 0
