@@ -14,7 +14,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
-from reconciler.policies.base import Policy, PolicyConfig
+from reconciler.policies.base import Policy, PolicyConfig, pod_total
 from reconciler.policies.be_quota import part_of_pod
 from reconciler.policies.budget import idle_milli
 from reconciler.policies.reclaimed import pool_on_node
@@ -23,7 +23,7 @@ from reconciler.runtime import format as fmt
 from reconciler.runtime.notefile import is_name
 from state.capacity import CapacityPlan, CapacityState, PodCapacity
 from state.measures import Response, SqueezeLimit
-from state.model import NodeView, Pod, PodClass, Pools
+from state.model import Container, NodeView, Pod, PodClass, Pools
 from state.plan import NodePlan
 from state.pod_index import derived, in_order, index_of
 
@@ -194,10 +194,13 @@ def _cpu(pod: Pod, view: NodeView, plan: NodePlan, common: _Common) -> tuple[int
 
 
 def _memory(pod: Pod, plan: NodePlan, squeeze: SqueezeLimit | None) -> int | None:
-    own = [container.limits.memory_bytes for container in pod.workload]
-    limits = [number for number in own if number is not None]
+    def own(item: Container) -> int | None:
+        batch = item.limits.batch_memory_bytes if plan.memory.batch_limits else None
+        return item.limits.memory_bytes if batch is None else batch
+
+    limit = pod_total(pod, own)
     bounds = (
-        sum(limits) if limits and len(limits) == len(own) else None,
+        None if limit is None else limit + (pod.overhead.memory_bytes or 0),
         plan.memory.reclaimed_high_bytes if pod.qos is QosClass.BESTEFFORT else None,
         squeeze.memory_high_bytes if squeeze is not None else None,
     )

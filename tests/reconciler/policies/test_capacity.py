@@ -10,13 +10,14 @@ from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan_node
+from reconciler.policies.batch import BatchConfig
 from reconciler.policies.capacity import ANNOTATION, MOST, CapacityConfig, add_low, likely, steady
 from reconciler.policies.responses import ResponsesConfig
 from reconciler.policies.table import PoliciesConfig
 from state.capacity import CapacityPlan, CapacityState, PodCapacity
 from state.cpu import HarmReading
 from state.measures import AnnouncedStep, Response, Restrictions, SqueezeLimit
-from state.model import NodeView, Pod, PodClass, Resources
+from state.model import ContainerMeta, NodeView, Pod, PodClass, Resources
 from state.plan import NodePlan
 from tests.reconciler.nodes import container, cpu, node, online, pod
 
@@ -184,6 +185,18 @@ def test_with_responses_off_no_pod_is_shown_as_frozen() -> None:
     off = PoliciesConfig(capacity=CapacityConfig(enabled=True), responses=ResponsesConfig(enabled=False))
     view = node(asking("be"), measures=Restrictions(frozen={"be": "x"}))
     assert planned(view, None, off)[1].pods["be"].state is CapacityState.RUNNING
+
+
+def test_a_batch_memory_limit_is_the_pods_own_where_it_is_written() -> None:
+    item = asking("be")
+    box = container("a", limits=Resources(batch_memory_bytes=1 << 20))
+    item = replace(item, containers=(replace(box, group=item.containers[0].group),))
+    assert of(node(item)).memory_bytes == 1 << 20
+    off = replace(ON, batch=BatchConfig(memory=False))
+    assert planned(node(item), config=off)[1].pods["be"].memory_bytes is None
+    meta = ContainerMeta(name="a", limits=box.limits)
+    kata = replace(item, sandbox="kata", containers=(), declared=(meta, meta), overhead=Resources(memory_bytes=5))
+    assert of(node(kata)).memory_bytes == (2 << 20) + 5
 
 
 def test_the_memory_bound_is_the_smallest_that_applies() -> None:
