@@ -208,7 +208,8 @@ class DirectoryUsageReader(BaseReader):
         yield f"{self._pods}/{pod.uid}"
         if all(_NAME.fullmatch(name or "") for name in (pod.namespace, pod.name)):
             yield f"{self._logs}/{pod.namespace}_{pod.name}_{pod.uid}"
-        for pid in self._processes.get(pod, now):
+        # In kata they are the machine's own, which see the host's mounts.
+        for pid in self._processes.get(pod, now) if pod.workload else ():
             yield f"{self._root}/proc/{pid}/mountinfo"
 
     def _count(self, places: Mapping[str, Sequence[str]], order: Mapping[str, int]) -> _Counted:

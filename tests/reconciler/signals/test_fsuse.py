@@ -83,6 +83,19 @@ async def test_volumes_logs_and_the_top_layer_are_counted(tmp_path: Path) -> Non
     assert "pod:b" not in sheet.samples
 
 
+async def test_the_root_of_a_machine_of_a_pods_own_is_not_its_layer(tmp_path: Path) -> None:
+    """Kata's has the host's mounts; there the root may be an overlay, too."""
+    tree, _ = _node(tmp_path)
+    pod = replace(tree.pod("a", containers=0, sandbox=True), sandbox="kata", namespace="ns", name="web")
+    tree.put("cpuset", pod.containers[0].group.path, "cgroup.procs", "11\n")
+    reader, sheet = _reader(tree), SampleSheet()
+    with trio.fail_after(60):
+        while not sheet.samples:
+            await reader.read(scene(tree, pod), sheet, tree.now)
+            await trio.sleep(0.01)
+    assert values(sheet)["fs.use"] < 120_000
+
+
 async def test_layers_on_a_file_system_of_the_images_are_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

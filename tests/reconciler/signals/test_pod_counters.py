@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from reconciler.signals.devicestats import DiskDevices, IoCounters, blkio, parse_diskstats, parse_io_stat, whole_disks
 from reconciler.signals.poddisk import PodDisk
@@ -244,6 +245,19 @@ def _namespace(tree: Tree, pid: int, namespace: str, received: int) -> None:
     link.parent.mkdir(exist_ok=True)
     if not link.exists():
         os.link(target, link)
+
+
+def test_a_machine_of_a_pods_own_whose_tap_device_has_all_traffic_twice_has_no_value(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    pod = replace(tree.pod("kata", containers=0, sandbox=True), sandbox="kata")
+    tree.put("cpuset", pod.containers[0].group.path, "cgroup.procs", "11\n")
+    reader = PodNet(tree.shared())
+    for received in (1000, 5000):
+        _namespace(tree, 1, "host", received)
+        _namespace(tree, 11, "pod", received)
+        tree.now += 2.0
+        sheet = read(reader, scene(tree, pod), tree.now)
+    assert values(sheet, "pod:kata") == {}
 
 
 def test_a_pods_own_network_and_no_traffic_of_host_network_pods(tmp_path: Path) -> None:
