@@ -592,8 +592,7 @@ class NodeView(NodeReadings, frozen=True, kw_only=True, dict=True):
     def unweighed_in_besteffort(self) -> bool:
         """Whether an online pod without a mid-tier request is there: its directory has the least weight."""
         return any(
-            not any(item.requests.mid and item.requests.batch_cpu_milli for item in pod.members)
-            for pod in self._beside
+            not any(item.requests.mid and item.requests.batch_cpu_milli for item in pod.members) for pod in self._beside
         )
 
     @cached_property
