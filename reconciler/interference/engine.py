@@ -39,7 +39,7 @@ from state.evidence import (
     Verdict,
     pod_subject,
 )
-from state.measures import Restrictions
+from state.measures import Response, Restrictions
 
 _LOG: Final = get_log("engine")
 # Access to members of an enum is slow, and each is needed hundreds of times a second.
@@ -104,9 +104,14 @@ class InterferenceEngine:
     """Keeps the history of the signals and what rules and ladder remember."""
 
     def __init__(
-        self, config: InterferenceConfig, remembered: EngineState | None = None, *, evicts: bool = True
+        self,
+        config: InterferenceConfig,
+        remembered: EngineState | None = None,
+        *,
+        evicts: bool = True,
+        responds: bool = True,
     ) -> None:
-        """``evicts``: see `configure`."""
+        """``evicts``, ``responds``: see `configure`."""
         self.history = History()
         self.ladder = EscalationMemory(useless=remembered.useless if remembered is not None else {})
         self.evidence = EvidenceMemory(records=remembered.records if remembered is not None else {})
@@ -118,15 +123,15 @@ class InterferenceEngine:
         """By rule and victim, of the last frame, or of this one so far."""
         self._first_s: float | None = None
         self._aged_s: float | None = None
-        self.configure(config, evicts=evicts)
+        self.configure(config, evicts=evicts, responds=responds)
 
-    def configure(self, config: InterferenceConfig, *, evicts: bool = True) -> None:
+    def configure(self, config: InterferenceConfig, *, evicts: bool = True, responds: bool = True) -> None:
         """Use another configuration from the next frame on; the measures of removed rules end there.
 
-        ``evicts``: evictions that a rule requests are carried out. What was learned for removed rules is kept for a
-        while: they may be added again.
+        ``evicts``: evictions that a rule requests are carried out; ``responds``: the other responses are. What was
+        learned for removed rules is kept for a while: they may be added again.
         """
-        self.config, self._evicts = config, evicts
+        self.config, self._evicts, self._responds = config, evicts, responds
         self.rules: Mapping[str, RuleConfig] = effective(config.rules) if config.enabled else {}
         self._ready = [ready(name, rule) for name, rule in self.rules.items()]
 
@@ -246,6 +251,8 @@ class InterferenceEngine:
     def enforces(self, name: str) -> bool:
         """Whether a rule enforces, in the agent's mode ``enforce``: by the configuration, or by evidence."""
         rule = self.rules[name]
+        if not self._responds and set(rule.allowed) != {Response.EVICT}:
+            return False  # what is not written has no effect to be evaluated, and no pod is evicted for that
         record = self.evidence.records.get(name) if self._promotable(rule) else None
         return not rule.dry_run or (record is not None and record.enforcing)
 
@@ -271,7 +278,7 @@ class InterferenceEngine:
         moment = Moment(
             at_s=frame.at_s,
             wall_s=frame.wall_s,
-            enforce=frame.enforce,
+            enforce=frame.enforce and self._responds,
             rules=promotable,
             changes=changes,
             ended=[(finding.rule, finding.victim, finding.verdict is _OK) for finding in over],

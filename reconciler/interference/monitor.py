@@ -149,7 +149,7 @@ class InterferenceMonitor:
         """The configuration with which a restore has suspended it: no pass before another one is read."""
         # A pass that is under way ends before `suspend` takes anything back.
         self._looking = trio.Lock()
-        self.engine = InterferenceEngine(config().interference, kept.brain, evicts=config().eviction.serves_rules)
+        self.engine = InterferenceEngine(config().interference, kept.brain, **_carried_out(config()))
         self._past = kept.past
         self.evictions: EvictionMemory | None = None
         """What the eviction planner remembers; None before the first pass."""
@@ -323,7 +323,7 @@ class InterferenceMonitor:
             return
         self._config = config
         self._samples.put(None)
-        self.engine.configure(config.interference, evicts=config.eviction.serves_rules)
+        self.engine.configure(config.interference, **_carried_out(config))
         wanted = self._signals = self._wanted(config)
         before, self._readers = self._readers, self._building(wanted, self._means(config), self._readers)
         if self._tasks is not None:
@@ -588,6 +588,12 @@ def read_kept(store: Store) -> MonitorState:
     except ValueError as exc:
         _LOG.warning("cannot read the learned baselines of the last run, learning again", error=str(exc))
         return MonitorState()
+
+
+def _carried_out(config: Config) -> dict[str, bool]:
+    """Which requests of a rule are carried out, as `InterferenceEngine.configure` takes it."""
+    policy = config.policies.responses
+    return {"evicts": config.eviction.serves_rules, "responds": policy.enabled and not policy.dry_run}
 
 
 def _cpus(pod: Pod, view: NodeView, pools: Pools | None) -> CpuSet | None:

@@ -268,6 +268,30 @@ async def test_observing_nothing_is_asked_of_the_plan_but_all_of_it_is_told(live
         assert any("would do: squeeze ci/batch-7" in alert.summary for alert in scene.told)
 
 
+@pytest.mark.parametrize("field", ["dry_run", "enabled"])
+async def test_where_the_responses_are_not_written_a_rule_is_a_dry_run_and_ends_no_pod(
+    live: LiveNode, field: str
+) -> None:
+    config = configured(live, Response.SQUEEZE, Response.EVICT, eviction=True)
+    responses = replace(config.policies.responses, **{field: field == "dry_run"})
+    async with stage(live, replace(config, policies=replace(config.policies, responses=responses))) as scene:
+        await scene.harmed(60)
+        assert scene.measures == Restrictions()
+        assert scene.orders.submitted == [], "a squeeze that was not written has not failed"
+        assert scene.observer.engine.ladder.useless == {}
+        assert any("would do: squeeze ci/batch-7" in alert.summary for alert in scene.told)
+        assert not any("applied: " in alert.summary for alert in scene.told)
+        assert scene.shown()[0]["rules"]["cpu"]["dry_run"] is True
+
+
+async def test_a_rule_that_only_evicts_needs_no_policy_of_responses(live: LiveNode) -> None:
+    config = configured(live, Response.EVICT, eviction=True)
+    responses = replace(config.policies.responses, enabled=False)
+    async with stage(live, replace(config, policies=replace(config.policies, responses=responses))) as scene:
+        await scene.harmed(30)
+        assert [order.uid for order in scene.orders.submitted] == [BATCH]
+
+
 async def test_a_held_pod_is_nobodys_to_squeeze(live: LiveNode) -> None:
     async with stage(live, configured(live)) as scene:
         await scene.agent.record.holds.put(Hold(target=f"pod:{BATCH}", reason="mine", by="ana"))
