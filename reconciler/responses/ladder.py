@@ -21,6 +21,7 @@ from reconciler.responses.steps import ActionContext, Dimension, ResponseStep, i
 from reconciler.signals.history import History
 from state.evidence import RuleVerdict, SampleFrame, Verdict
 from state.measures import Response
+from state.model import PodClass
 
 _SLOWEST: Final = 8
 """The way back is at most this many times slower than configured, whatever the number of relapses."""
@@ -156,7 +157,7 @@ class _Escalation:
             if finding.verdict is not Verdict.INTERFERED:
                 return
             climb = EscalationState(rule=ascent.rule, victim=finding.victim, title=finding.title, shadow=ascent.shadow)
-        climb = self._without_the_gone(self._followed(climb))
+        climb = self._without_the_impossible(self._followed(climb), ascent.responses)
         climb = self._end_freeze(climb)
         match finding.verdict:
             case Verdict.INTERFERED:
@@ -322,14 +323,28 @@ class _Escalation:
                 climb = self._end(climb, step, "not carried out")
         return climb
 
-    def _without_the_gone(self, climb: EscalationState) -> EscalationState:
+    def _without_the_impossible(self, climb: EscalationState, responses: Sequence[Response]) -> EscalationState:
         for step in climb.steps:
-            pod = None if step.suspect is None else self._frame.pods.get(step.suspect)
-            if step.suspect is None or (pod is None and _wish(climb, step)):
-                continue  # the pod's end was requested: its effect is still pending
-            if pod is None or pod.held:
-                climb = self._end(climb, step, "the pod is gone" if pod is None else "the pod is on hold")
+            if why := self._impossible(climb, step, responses):
+                climb = self._end(climb, step, why)
         return climb
+
+    def _impossible(self, climb: EscalationState, step: ResponseStep, responses: Sequence[Response]) -> str:
+        """Why a step cannot be in force any more, whatever its effect; empty: it can."""
+        if step.response not in responses:
+            return f"the rule has no response {step.response} any more"
+        if step.suspect is None:
+            return ""
+        pod = self._frame.pods.get(step.suspect)
+        if pod is None:
+            # Of a pod whose end was requested the effect is still pending.
+            return "" if _wish(climb, step) else "the pod is gone"
+        if pod.held:
+            return "the pod is on hold"
+        if pod.pod_class is not PodClass.RECLAIMED:
+            return "the pod is no longer a BE pod"
+        # A frozen process handles no signal.
+        return "the pod is being terminated" if pod.terminating and step.response is Response.FREEZE else ""
 
     def _end_freeze(self, climb: EscalationState) -> EscalationState:
         for step in climb.steps:

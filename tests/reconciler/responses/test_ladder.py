@@ -336,6 +336,49 @@ def test_what_was_done_to_a_pod_ends_with_it() -> None:
     assert "ended: squeeze ns/hog: 1.80 -> 1.20 CPU: the pod is gone" in world.log
 
 
+@pytest.mark.parametrize(
+    ("response", "becomes", "why"),
+    [
+        (SQUEEZE, {"pod_class": PodClass.SHARED}, "the pod is no longer a BE pod"),
+        (EVICT, {"pod_class": PodClass.SHARED}, "the pod is no longer a BE pod"),
+        (FREEZE, {"terminating": True}, "the pod is being terminated"),
+    ],
+)
+def test_what_was_done_to_a_pod_ends_when_it_may_not_be_done_to_it_any_more(
+    response: Response, becomes: dict[str, object], why: str
+) -> None:
+    world = World(response)
+    world.suspects = (("hog", 0.9),)
+    world.go(BAD, 4.0)
+    (began,) = [step for _, step in in_force(world.memory)]
+    world.pods["hog"] = replace(world.pods["hog"], **becomes)
+    world.go(UNSURE, 4.0)
+    assert list(in_force(world.memory)) == []
+    assert world.measures == Restrictions()
+    assert world.log[-1] == f"ended: {began.describe}: {why}"
+    assert world.memory.useless == {}, "which proves nothing"
+
+
+def test_a_squeezed_pod_that_is_being_terminated_stays_so() -> None:
+    world = World(SQUEEZE)
+    world.go(BAD, 4.0)
+    world.pods["hog"] = facts("hog", terminating=True)
+    world.go(UNSURE, 4.0)
+    assert set(world.measures.squeezed) == {"hog"}
+
+
+@pytest.mark.parametrize("verdict", [BAD, UNSURE, LOST])
+def test_a_response_that_the_rule_does_not_have_any_more_ends(verdict: Verdict) -> None:
+    world = World(HOLD, SQUEEZE)
+    world.go(BAD, 4.0)
+    world.go(BAD, 4.0)
+    world.responses = (HOLD,)
+    world.go(verdict, 4.0)
+    assert world.measures == Restrictions(budget_milli=2000, budget_reason="for victim ns/web (cpu)")
+    assert "ended: squeeze ns/hog: 1.80 -> 1.20 CPU: the rule has no response squeeze any more" in world.log
+    assert world.memory.useless == {}
+
+
 def test_what_was_done_for_a_victim_ends_with_it() -> None:
     world = World(HOLD, SQUEEZE)
     world.go(BAD, 4.0)
