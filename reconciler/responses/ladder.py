@@ -187,6 +187,8 @@ class _Escalation:
                 self._tell(Transition.APPLIED, climb, f"{larger.describe} ({_by(waiting, finding)})", larger)
                 return _with(climb, waiting, larger)
             climb = self._judge(climb, waiting, finding)
+        if self._other_rule_waits(climb):
+            return climb
         step = next_step(self._chance(climb, ascent, finding))
         if step is not None and step.response is Response.EVICT and not (climb.shadow or self._evicts):
             # No effect is pending: the next step follows at once.
@@ -243,9 +245,18 @@ class _Escalation:
     def _patience(self, step: ResponseStep) -> float:
         return self._config.evict_effect_s if step.response is Response.EVICT else self._config.effect_s
 
-    def _chance(self, climb: EscalationState, ascent: RuleFindings, finding: RuleVerdict) -> ActionContext:
+    def _alike(self, climb: EscalationState) -> list[EscalationState]:
+        """The others whose steps are as real as this one's."""
         others = [*self._after.values(), *self._before.values()]
-        alike = [escalation_state for escalation_state in others if escalation_state.shadow == climb.shadow]
+        return [escalation_state for escalation_state in others if escalation_state.shadow == climb.shadow]
+
+    def _other_rule_waits(self, climb: EscalationState) -> bool:
+        """Whether another rule has just changed something for the same victim: the effect would be that of both."""
+        waits = [pending(other.steps) for other in self._alike(climb) if other.victim == climb.victim]
+        return any(step is not None and self._frame.at_s - _begun_s(step) < self._patience(step) for step in waits)
+
+    def _chance(self, climb: EscalationState, ascent: RuleFindings, finding: RuleVerdict) -> ActionContext:
+        alike = self._alike(climb)
         waits = [pending(escalation_state.steps) for escalation_state in alike]
         responses = ascent.responses
         if not self._evicts and any(step.dry for step in climb.steps):

@@ -456,6 +456,35 @@ def test_a_suspect_that_one_victim_waits_for_is_not_squeezed_for_another() -> No
     assert len([step for _, step in in_force(memory)]) == 1
 
 
+def test_two_rules_change_one_thing_at_a_time_for_the_same_victim() -> None:
+    world = World(SQUEEZE)
+
+    def both(seconds: float) -> list[tuple[str, str]]:
+        world.now += seconds
+        frame = world.frame()
+        world.history.add(frame)
+        finding = blamed(("web",), 4.0)[0]
+        suspects = (*finding.suspects, replace(finding.suspects[0], uid="calm", title="ns/calm", score=0.3))
+        ascents = [
+            RuleFindings(
+                rule=rule,
+                shadow=False,
+                responses=(HOLD, SQUEEZE),
+                findings=(replace(finding, rule=rule, suspects=suspects),),
+            )
+            for rule in ("cpu", "cache")
+        ]
+        world.memory, _ = advance(world.memory, ascents, (frame, world.history), world.config, fresh_s=3.0)
+        return [(climb.rule, step.title) for climb, step in in_force(world.memory) if step.response is SQUEEZE]
+
+    both(1.0)
+    assert both(1.0) == [("cpu", "ns/hog")]
+    assert both(EFFECT - 2) == [("cpu", "ns/hog")]
+    both(2.0)
+    both(EFFECT)
+    assert both(1.0) == [("cpu", "ns/calm")], "the first had no effect"
+
+
 def test_of_two_who_bound_the_same_pod_the_tighter_counts_and_both_are_named() -> None:
     world = World(SQUEEZE, config=varied(LadderConfig(), effect_s=2))
     world.pods["api"] = facts("api", PodClass.SHARED)
