@@ -123,6 +123,9 @@ class InterferenceEngine:
         """By rule and victim, of the last frame, or of this one so far."""
         self._first_s: float | None = None
         self._aged_s: float | None = None
+        self.rules: Mapping[str, RuleConfig] = {}
+        self._changed: frozenset[str] = frozenset()
+        """Rules that a reload gave other detectors: what the former ones found ends in the next frame."""
         self.configure(config, evicts=evicts, responds=responds)
 
     def configure(self, config: InterferenceConfig, *, evicts: bool = True, responds: bool = True) -> None:
@@ -132,7 +135,10 @@ class InterferenceEngine:
         learned for removed rules is kept for a while: they may be added again.
         """
         self.config, self._evicts, self._responds = config, evicts, responds
-        self.rules: Mapping[str, RuleConfig] = effective(config.rules) if config.enabled else {}
+        before, self.rules = self.rules, effective(config.rules) if config.enabled else {}
+        self._changed |= {
+            name for name in self.rules.keys() & before if _reads(self.rules[name]) != _reads(before[name])
+        }
         self._ready = [ready(name, rule) for name, rule in self.rules.items()]
 
     def forget(self) -> None:
@@ -168,6 +174,8 @@ class InterferenceEngine:
         yield
         for item in self._ready:
             name, rule = item.name, item.rule
+            if name in self._changed:
+                continue
             watched = next((victim_views for chosen, victim_views in victims if chosen == rule.victims), None)
             if watched is None:
                 watched = list(self._sights(rule, frame, sights, shared))
@@ -202,6 +210,7 @@ class InterferenceEngine:
             )
         every = tuple(finding for ascent in ascents for finding in ascent.findings)
         begun, over = self._transitions(every, frame)
+        self._changed = frozenset()
         modes = self._weigh(frame, changes, over)
         return Evaluation(
             at_s=frame.at_s,
@@ -384,6 +393,8 @@ class InterferenceEngine:
         """Why this rule has no result for this victim now."""
         if finding.rule not in self.rules:
             return "the rule is no longer evaluated"
+        if finding.rule in self._changed:
+            return "the rule has other detectors now"
         victim = finding.victim
         noun = "host workload" if victim.startswith(HOST) else "pod"
         known = frame.hosts.get(victim) or frame.pods.get(victim.removeprefix("pod:"))
@@ -435,6 +446,17 @@ def _named(
         yield RequestedVictim(
             uid=step.suspect, rule=change.rule, victim=change.title, evidence=evidence, resource=finding.resource
         )
+
+
+def _reads(rule: RuleConfig) -> object:
+    """What a rule's detectors measure, each in its place; their limits are no part of it."""
+    return [
+        [
+            (entry.name, DETECTORS[entry.name].signals(entry.config), getattr(entry.config, "of", None))
+            for entry in group
+        ]
+        for group in rule.when
+    ]
 
 
 def _places(rule: RuleConfig) -> Iterable[str]:

@@ -405,6 +405,29 @@ def test_a_reload_ends_what_was_in_force_by_a_rule_that_is_gone() -> None:
 
 
 @pytest.mark.parametrize(
+    ("signal", "verdict"), [("cpu.use", Verdict.OK), ("service.latency", Verdict.UNKNOWN)], ids=["well", "not measured"]
+)
+def test_a_reload_ends_what_was_found_by_other_detectors_of_the_rule(signal: str, verdict: Verdict) -> None:
+    def by(name: str) -> RuleConfig:
+        entry = DetectorEntry(
+            threshold=varied(ThresholdConfig(signal=name, above=1000.0 if name != "cpu.wait" else 5.0))
+        )
+        return replace(ENFORCED, when=((entry,),), responses=(Response.SQUEEZE,))
+
+    brain = InterferenceEngine(config(mine=by("cpu.wait")))
+    assert "mine" in {finding.rule for finding in begun(judged(brain, trouble()))}
+    brain.configure(config(mine=by("cpu.wait")))
+    assert not ended([brain.evaluate_now(frame(90, hog_milli=2500.0, wait=40.0))]), "nothing has changed"
+    brain.configure(config(mine=by(signal)))
+    after = [brain.evaluate_now(frame(91 + second, hog_milli=2500.0, wait=40.0)) for second in range(3)]
+    assert [(finding.rule, finding.evidence) for finding in ended(after) if finding.rule == "mine"] == [
+        ("mine", ("the rule has other detectors now",))
+    ]
+    assert [finding.verdict for finding in after[-1].findings if finding.rule == "mine"] == [verdict]
+    assert after[-1].measures.squeezed == {}
+
+
+@pytest.mark.parametrize(
     ("pods", "words"),
     [
         ({}, "the pod is gone"),
