@@ -15,6 +15,7 @@ from cgroupfs.log import get_log
 from reconciler.detectors.base import VictimView
 from reconciler.detectors.config import InterferenceConfig
 from reconciler.detectors.evaluate import RuleState, evaluate, ready
+from reconciler.detectors.neighbours import overlap
 from reconciler.detectors.rule import SHIPPED, RuleConfig, VictimSelector, effective
 from reconciler.detectors.suspects import SIGNALS as SUSPECT_SIGNALS
 from reconciler.detectors.suspects import rank
@@ -408,10 +409,12 @@ def _weighed(finding: RuleVerdict, suspects: Sequence[Suspect], sight: VictimVie
     measure, most = _measure(finding, sight)
     if not most:
         return tuple(suspects)
+    ours = sight.pod.cpus if sight.pod is not None and finding.resource is ContendedResource.CPU else ""
     result = []
     for suspect in suspects:
         known = [value for name in measure if (value := sight.value(name, pod_subject(suspect.uid))) is not None]
-        part = min(1.0, sum(known) / most)
+        pod = sight.frame.pods.get(suspect.uid) or sight.frame.hosts[suspect.uid]
+        part = min(1.0, overlap(ours, pod.cpus) * sum(known) / most)
         result.append(replace(suspect, score=round(suspect.score * part, 3)) if part < 1.0 else suspect)
     return tuple(sorted(result, key=lambda item: -item.score))
 

@@ -214,6 +214,23 @@ def test_who_used_far_less_than_the_victim_lacks_is_not_why() -> None:
     assert not begun(judgements)
 
 
+@pytest.mark.parametrize(("cpus", "found"), [("0-3", True), ("0-39", False)])
+def test_who_used_much_but_hardly_on_the_victims_cpus_is_not_why(cpus: str, found: bool) -> None:
+    pods = {**PODS, "hog": replace(PODS["hog"], cpus=cpus)}
+    lacking = (
+        replace(
+            sample_frame,
+            pods=pods,
+            samples={
+                **sample_frame.samples,
+                "pod:web": {**sample_frame.samples["pod:web"], "cpu.wait_milli": Sample(2000.0)},
+            },
+        )
+        for sample_frame in trouble()
+    )
+    assert bool(begun(judged(InterferenceEngine(config(cpu=ENFORCED)), lacking))) is found
+
+
 @pytest.mark.parametrize(("own", "found"), [(1e6, True), (5e9, False)])
 def test_who_moves_far_less_than_the_victim_itself_is_not_why_its_disk_is_slow(own: float, found: bool) -> None:
     def disk(second: int) -> SampleFrame:
