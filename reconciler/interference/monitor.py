@@ -503,6 +503,7 @@ class InterferenceMonitor:
     def _decide(self, config: Config, frame: SampleFrame, judgement: Evaluation) -> None:
         if self.evictions is None:
             self.evictions = initial_state(frame, past_restored(self._past, at_s=frame.at_s, wall_s=frame.wall_s))
+        enforced = set(filter(self.engine.enforces, self.engine.rules))
         self.decision, self.evictions = decide(
             config.eviction,
             frame,
@@ -511,7 +512,7 @@ class InterferenceMonitor:
             self.cases(),
             self._mode.holds,
             judgement.named,
-            judgement.findings,
+            [finding for finding in judgement.findings if finding.rule in enforced],
         )
         for line in self.decision.news:
             _LOG.info(line)

@@ -32,6 +32,7 @@ from state.schema import EVICTIONS
 
 if TYPE_CHECKING:
     from reconciler.interference.monitor import InterferenceMonitor
+    from reconciler.responses.eviction.config import TriggerConfig
     from reconciler.responses.eviction.executor import Evictor
     from reconciler.signals.readers import ReaderContext
     from reconciler.sources.pressure_events import PressureEvents
@@ -208,6 +209,10 @@ class InterferenceService:
             return "eviction is disabled"
         if config.dry_run or not self._mode.enforce:
             return "eviction is now a dry run"
+        # An order of another version may name a trigger that this one does not have.
+        trigger: TriggerConfig | None = getattr(config.triggers, order.cause, None)
+        if trigger is not None and (trigger.dry_run or not trigger.enabled):
+            return f"trigger {order.cause} is {'now a dry run' if trigger.enabled else 'off'}"
         pod = self._control.inventory.pods.get(order.uid)
         hold = pod_hold(self._mode.holds, order.uid, () if pod is None else pod.paths)
         return None if hold is None else f"on hold by {hold.by}: {hold.reason}"

@@ -33,7 +33,7 @@ EASED_S: Final = 10.0
 """A pressure absent for this long is over: a shorter time would order and withdraw in turn."""
 
 Suffering = Collection[tuple[str, str]]
-"""Rule and title of each victim that is not known to be well."""
+"""Rule and title of victims: without further words, of each that is not known to be well."""
 _OVER_S: Final = 60.0
 """A state that has been absent for this long is over; a faster change counts as one state, reported once."""
 _ASKED_S: Final = 60.0
@@ -61,13 +61,26 @@ def still_active(
     }
 
 
-def expired(reasons: Mapping[str, EvictionReason], now: float) -> dict[str, str]:
-    """The orders whose reason no longer applies, with a text."""
+def expired(
+    reasons: Mapping[str, EvictionReason], readings: Collection[str], well: Suffering, now: float
+) -> dict[str, str]:
+    """The orders whose reason no longer applies, with a text. ``readings``: the triggers that are on.
+
+    ``well``: rule and title of each victim that is known to be well.
+    """
     return {
-        order: f"{reason.named.victim} has recovered" if reason.named is not None else "the shortage has ended"
+        order: _why_expired(reason, readings, well)
         for order, reason in reasons.items()
         if now - reason.pressed_s >= EASED_S
     }
+
+
+def _why_expired(reason: EvictionReason, readings: Collection[str], well: Suffering) -> str:
+    if (named := reason.named) is not None:
+        if (named.rule, named.victim) in well:
+            return f"{named.victim} has recovered"
+        return f"rule {named.rule} no longer acts for {named.victim}"
+    return "the shortage has ended" if reason.trigger in readings else f"trigger {reason.trigger} is off"
 
 
 def _presses(reason: EvictionReason, readings: Mapping[str, TriggerResult], ill: Suffering | None) -> bool:
@@ -172,13 +185,15 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
 
     ``cases``: all that are open, and those that have ended since the last call (older ones do no harm). ``holds`` by
     target. ``named``: suspects whose eviction rules request; one request is valid for a minute, or until the victim is
-    ok by the rules' ``findings`` (None: unknown). A frame of a node on which nothing is enforced: all of it is a dry
-    run.
+    ok by the ``findings`` of the rules that enforce (None: unknown). A frame of a node on which nothing is enforced:
+    all of it is a dry run.
     """
     memory = initial_state(frame) if memory is None else memory
     ill = None
+    well: set[tuple[str, str]] = set()
     if findings is not None:
         ill = {(verdict.rule, verdict.title) for verdict in findings if verdict.verdict is not Verdict.OK}
+        well = {(verdict.rule, verdict.title) for verdict in findings} - ill
     requests = {uid: request for uid, request in memory.asked.items() if _stands(request, ill, frame.at_s)}
     requests |= {victim.uid: PendingRequest(victim, frame.at_s) for victim in named}
     memory = replace(memory, past=update(memory.past, cases, frame), asked=requests)
@@ -228,7 +243,7 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
     decision = EvictionDecision(
         orders=orders,
         would=would,
-        over=expired(reasons, frame.at_s),
+        over=expired(reasons, readings, well, frame.at_s),
         refusals=tuple(refusals),
         pressures=tuple(pressures),
         readings=readings,

@@ -369,6 +369,35 @@ async def test_a_hold_on_a_pods_directory_is_one_on_the_pod(live: LiveNode, insi
         assert {uid for uid, snapshot in scene.observer.frame.pods.items() if snapshot.held} == {BATCH}
 
 
+@pytest.mark.parametrize(
+    ("field", "why"), [("enabled", "trigger interference is off"), ("dry_run", "trigger interference is now a dry run")]
+)
+async def test_an_eviction_does_not_go_on_when_its_trigger_is_switched_off(
+    live: LiveNode, field: str, why: str
+) -> None:
+    config = configured(live, Response.EVICT, eviction=True)
+    async with stage(live, config) as scene:
+        await scene.harmed(20)
+        (order,) = scene.orders.submitted
+        watching = scene.agent.interference
+        assert watching._forbidden(replace(order, cause="of an older version")) is None
+        triggers = config.eviction.triggers
+        triggers = replace(triggers, interference=replace(triggers.interference, **{field: field == "dry_run"}))
+        watching._config = replace(config, eviction=replace(config.eviction, triggers=triggers))
+        assert watching._forbidden(order) == why
+
+
+async def test_an_eviction_is_withdrawn_when_its_rule_becomes_a_dry_run(live: LiveNode) -> None:
+    config = configured(live, Response.EVICT, eviction=True)
+    async with stage(live, config) as scene:
+        await scene.harmed(20)
+        (order,) = scene.orders.submitted
+        rules = {**config.interference.rules, "cpu": replace(config.interference.rules["cpu"], dry_run=True)}
+        scene.agent.config = replace(config, interference=replace(config.interference, rules=rules))
+        await scene.seconds(20)
+        assert scene.orders.withdrawn == {order.id: "rule cpu no longer acts for shop/web-0"}
+
+
 @pytest.mark.parametrize(("step", "useless"), [(EvictionStep.ASK, 0), (EvictionStep.STOP, 1)])
 async def test_an_eviction_that_is_refused_says_nothing_and_one_under_way_is_judged(
     live: LiveNode, step: EvictionStep, useless: int

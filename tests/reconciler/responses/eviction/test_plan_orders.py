@@ -224,6 +224,21 @@ def test_an_order_is_withdrawn_when_the_victim_of_the_rule_is_well_and_one_of_an
     assert later.decision.over == {}
 
 
+def test_an_order_whose_victim_is_gone_or_whose_trigger_is_off_does_not_report_a_recovery() -> None:
+    config = only("interference", TriggersConfig().interference)
+    planner = Planner(World(be("hog")), config)
+    planner.named, planner.findings = [requested("hog")], [finding(Verdict.INTERFERED)]
+    (order,) = planner.first().orders
+    planner.named, planner.findings, planner.cases = [], [], [case(order)]
+    planner.run(12)
+    assert planner.decision.over == {order.id: "rule latency no longer acts for shop/web"}
+    planner = Planner(full(be("a"), a=15), memory())
+    (order,) = planner.first().orders
+    planner.cases, planner.config = [case(order)], config
+    planner.run(12)
+    assert planner.decision.over == {order.id: "trigger node_memory is off"}
+
+
 def test_an_order_for_one_pod_is_withdrawn_when_the_pressure_no_longer_means_that_one() -> None:
     config = only("rss_overuse", varied(RssOveruseConfig(enabled=True), for_s=0))
     world = full(be("a", requests=batch(None, GI)), be("b", requests=batch(None, GI)), used=10, a=9, b=2)
