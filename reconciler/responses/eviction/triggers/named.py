@@ -5,7 +5,7 @@ from typing import Final
 from msgspec import Struct
 
 from reconciler.responses.eviction.resources import OF_RESOURCE
-from reconciler.responses.eviction.triggers.base import EVERY, Shortage
+from reconciler.responses.eviction.triggers.base import Shortage
 from state.evidence import ContendedResource
 
 NAME: Final = "interference"
@@ -22,12 +22,11 @@ class RequestedVictim(Struct, frozen=True, kw_only=True):
 
 
 def pressure_of(named: RequestedVictim) -> Shortage:
-    """The same as a pressure: soft, for this pod only, and as bound by exclusions and limits as any other."""
+    """The same as a pressure: soft, for this BE pod only, and as bound by exclusions and limits as any other."""
     return Shortage(
         trigger=NAME,
         good=OF_RESOURCE[named.resource],
         evidence=f"rule {named.rule}: victim {named.victim}: {named.evidence}",
-        classes=EVERY,
         only=frozenset((named.uid,)),
         named=True,
     )

@@ -239,6 +239,14 @@ def test_an_order_whose_victim_is_gone_or_whose_trigger_is_off_does_not_report_a
     assert planner.decision.over == {order.id: "trigger node_memory is off"}
 
 
+@pytest.mark.parametrize("cls", [PodClass.RECLAIMED, PodClass.SHARED])
+def test_a_pod_that_a_rule_named_and_that_became_an_online_pod_since_is_not_evicted(cls: PodClass) -> None:
+    config = only("interference", TriggersConfig().interference, classes=(PodClass.RECLAIMED, PodClass.SHARED))
+    planner = Planner(World(be("hog", cls=cls)), config)
+    planner.named, planner.findings = [requested("hog")], [finding(Verdict.INTERFERED)]
+    assert [order.uid for order in planner.first().orders] == (["hog"] if cls is PodClass.RECLAIMED else [])
+
+
 def test_an_order_for_one_pod_is_withdrawn_when_the_pressure_no_longer_means_that_one() -> None:
     config = only("rss_overuse", varied(RssOveruseConfig(enabled=True), for_s=0))
     world = full(be("a", requests=batch(None, GI)), be("b", requests=batch(None, GI)), used=10, a=9, b=2)
