@@ -189,6 +189,7 @@ class RuleVerdict(Struct, frozen=True, kw_only=True, gc=False):
     severity: float = 0.0
     gap: float | None = None
     suspects: tuple[Suspect, ...] = ()  # the most probable first
+    unblamed: bool = False  # suspect only because no pod can be the cause
 
 
 def signature(pod: PodSnapshot) -> str:

@@ -360,7 +360,8 @@ class InterferenceEngine:
             # Those with a lower score are listed below it: "none" would contradict the list.
             least = f"no suspect reaches the score of {self.config.responses.min_score:g}"
             reason = least if finding.suspects else _NOBODY
-            return replace(finding, verdict=Verdict.SUSPECT, evidence=(*finding.evidence, reason))
+            evidence = (*finding.evidence, reason)
+            return replace(finding, verdict=Verdict.SUSPECT, evidence=evidence, unblamed=True)
         return finding
 
     def _transitions(

@@ -167,6 +167,8 @@ class _Escalation:
             case _:
                 # Unknown is not ok: the calm time starts again.
                 climb = replace(climb, calm_s=None)
+                if finding.unblamed:
+                    climb = self._judge_pending(climb, finding)
         if climb.steps or finding.verdict is not Verdict.OK:
             self._after[key] = climb
 
@@ -206,6 +208,13 @@ class _Escalation:
             Transition.ASKED if step.response is Response.EVICT else Transition.APPLIED, climb, step.describe, step
         )
         return climb
+
+    def _judge_pending(self, climb: EscalationState, finding: RuleVerdict) -> EscalationState:
+        """No pod is a suspect any more: whether the last step, which may have brought that about, was of use."""
+        waiting = pending(climb.steps)
+        if waiting is None or self._frame.at_s - _begun_s(waiting) < self._patience(waiting):
+            return climb
+        return self._judge(climb, waiting, finding)
 
     def _judge(self, climb: EscalationState, step: ResponseStep, finding: RuleVerdict) -> EscalationState:
         """The effect has had its time."""

@@ -231,6 +231,24 @@ def test_who_used_much_but_hardly_on_the_victims_cpus_is_not_why(cpus: str, foun
     assert bool(begun(judged(InterferenceEngine(config(cpu=ENFORCED)), lacking))) is found
 
 
+def test_a_squeeze_that_leaves_no_suspect_and_the_victim_as_ill_as_before_is_undone() -> None:
+    def lacking(second: int, hog_milli: float) -> SampleFrame:
+        plain = frame(second, hog_milli=hog_milli, wait=40.0)
+        web = {**plain.samples["pod:web"], "cpu.wait_milli": Sample(2000.0)}
+        return replace(plain, samples={**plain.samples, "pod:web": web})
+
+    brain = InterferenceEngine(config(cpu=replace(ENFORCED, responses=(Response.SQUEEZE,))))
+    judged(brain, (frame(second, hog_milli=100.0, wait=0.5) for second in range(40)))
+    second = 40
+    while "hog" not in brain.evaluate_now(lacking(second, 2500.0)).measures.squeezed:
+        second += 1
+    # What the victim waits for is no pod: the hog, which hardly runs any more, was not the cause.
+    after = judged(brain, (lacking(second + more, 50.0) for more in range(1, 60)))
+    assert {finding.verdict for finding in after[-1].findings if finding.rule == "cpu"} == {Verdict.SUSPECT}
+    assert [line for line in words(after) if line.startswith("undone: squeeze ns/hog")]
+    assert after[-1].measures.squeezed == {}
+
+
 @pytest.mark.parametrize(("own", "found"), [(1e6, True), (5e9, False)])
 def test_who_moves_far_less_than_the_victim_itself_is_not_why_its_disk_is_slow(own: float, found: bool) -> None:
     def disk(second: int) -> SampleFrame:
