@@ -260,6 +260,7 @@ class InterferenceMonitor:
             for alert in resolutions(self.engine.active, self.engine.ladder.climbs.values(), frame, why):
                 self._tell(alert)
         self.engine.forget()
+        self.judgement, self.decision = None, EvictionDecision()
         self.closing, self._settled_s = ClosingState(), None
 
     async def evaluate(self) -> Evaluation:

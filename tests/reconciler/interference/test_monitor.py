@@ -23,6 +23,7 @@ from reconciler.policies.capacity import CapacityConfig
 from reconciler.responses.config import FreezeConfig, LadderConfig
 from reconciler.responses.eviction.config import EvictionConfig, LimitsConfig
 from reconciler.responses.eviction.exemptions import ExemptionsConfig, age_s
+from reconciler.responses.eviction.plan import EvictionDecision
 from reconciler.runtime.counters import InterferenceCounters
 from reconciler.runtime.notefile import EMPTY_DIRS
 from reconciler.runtime.workqueue import NODE as NODE_KEY
@@ -468,6 +469,11 @@ async def test_a_restore_takes_back_all_of_it_until_the_configuration_is_read_ag
         assert scene.script.closed == 1
         assert scene.observer.engine.ladder.climbs == {}
         assert still_told(scene) == []
+        shown, numbers = scene.agent.interference.status(), scene.agent.interference.numbers()
+        assert (shown["findings"], shown["measures"], shown["verdicts"]) == ([], {}, {}), "nothing is evaluated now"
+        assert numbers is not None
+        assert numbers.verdicts == {}
+        assert scene.observer.decision == EvictionDecision()
         passes = scene.observer.passes
         async with trio.open_nursery() as nursery:
             await nursery.start(scene.observer.run)
