@@ -3,6 +3,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from reconciler.detectors.cpi import DETECTOR, CpiBaseline, CpiConfig, CpiMemory
 from reconciler.detectors.moments import Moments
@@ -136,6 +137,21 @@ def test_pods_of_one_workload_learn_together_and_suffer_alone() -> None:
     del scene.pods["w"]
     _, kept = DETECTOR.judge(CpiConfig(), scene.step(), kept)
     assert set(kept.pods) == {"v"}
+
+
+def test_the_first_sample_after_a_restart_is_no_minute() -> None:
+    """The daemon was down for two minutes: what it measures while it starts would be a whole period's value."""
+    scene = Scene({VICTIM: {"cpi": 9.0, "cpu.use": 1000}}, every_s=1)
+    _, before = DETECTOR.judge(CpiConfig(), scene.step(), memory())
+    (uid,) = before.pods
+    begun = replace(before.pods[uid], begun_s=before.pods[uid].begun_s - 120)
+    kept: Any = replace(before, pods={uid: begun})
+    for _ in range(55):
+        _, kept = DETECTOR.judge(CpiConfig(), scene.step(), kept)
+        assert kept.pods[uid].bad == (), "a period begins with the first sample"
+    for _ in range(10):
+        _, kept = DETECTOR.judge(CpiConfig(), scene.step(), kept)
+    assert len(kept.pods[uid].bad) == 1
 
 
 def test_another_boot_forgets_the_minutes_but_not_the_workload() -> None:
