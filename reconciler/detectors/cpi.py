@@ -125,7 +125,7 @@ def evaluate(config: CpiConfig, sight: VictimView, memory: CpiMemory | None) -> 
     if past is None or past.measure != measure.name or past.begun_s > sight.now:
         past = PodPast(measure=measure.name, begun_s=sight.now)
     elif sight.now - past.begun_s > config.every_s + sight.fresh_s:
-        # The daemon was down, or nothing was measured: what there is of that period is no mean of it.
+        # The daemon was down, or nothing was measured: a part of that period gives no mean of it.
         past = replace(past, begun_s=sight.now)
     learned = memory.learned.get(measure.name, CpiBaseline(wall_s=sight.frame.wall_s))
     limit = _limit(config, learned.moments, measure)
