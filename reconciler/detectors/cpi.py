@@ -124,7 +124,7 @@ def evaluate(config: CpiConfig, sight: VictimView, memory: CpiMemory | None) -> 
     # Each measure has its own history: values of two measures are not comparable.
     if past is None or past.measure != measure.name or past.begun_s > sight.now:
         past = PodPast(measure=measure.name, begun_s=sight.now)
-    elif sight.now - past.begun_s > config.every_s + sight.fresh_s:
+    elif sight.now - past.begun_s > config.every_s + sight.patience_s(measure.name):
         # The daemon was down, or nothing was measured: a part of that period gives no mean of it.
         past = replace(past, begun_s=sight.now)
     learned = memory.learned.get(measure.name, CpiBaseline(wall_s=sight.frame.wall_s))

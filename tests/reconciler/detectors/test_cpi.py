@@ -140,11 +140,11 @@ def test_pods_of_one_workload_learn_together_and_suffer_alone() -> None:
 
 
 def test_the_first_sample_after_a_restart_is_no_minute() -> None:
-    """The daemon was down for two minutes: what it measures while it starts would be a whole period's value."""
+    """The daemon was down for four minutes: what it measures while it starts would be a whole period's value."""
     scene = Scene({VICTIM: {"cpi": 9.0, "cpu.use": 1000}}, every_s=1)
     _, before = DETECTOR.judge(CpiConfig(), scene.step(), memory())
     (uid,) = before.pods
-    begun = replace(before.pods[uid], begun_s=before.pods[uid].begun_s - 120)
+    begun = replace(before.pods[uid], begun_s=before.pods[uid].begun_s - 240)
     kept: Any = replace(before, pods={uid: begun})
     for _ in range(55):
         _, kept = DETECTOR.judge(CpiConfig(), scene.step(), kept)
