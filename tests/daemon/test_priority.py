@@ -15,7 +15,8 @@ import pytest
 
 from tests.daemon.process import Daemon, configuration
 from tests.e2e.mounts import hierarchies
-from tests.fakes.daemonprocess import PATIENCE, ROOT
+from tests.fakes.daemonprocess import ROOT
+from tests.fakes.forkserver import PATIENCE
 from tests.fakes.node import DirectoryNode, merged
 
 NICE = -10

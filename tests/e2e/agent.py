@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.e2e.node import Node
-from tests.fakes.daemonprocess import PATIENCE, DaemonProcess
+from tests.fakes.daemonprocess import DaemonProcess
+from tests.fakes.forkserver import PATIENCE
 
 
 def config_for(node: Node, directory: str, **more: object) -> dict[str, object]:

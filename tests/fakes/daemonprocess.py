@@ -13,14 +13,12 @@ from typing import Any, Final
 
 import yaml
 
-from tests.fakes.forkserver import Forked, forked_control, forked_daemon
+from tests.fakes.forkserver import PATIENCE, Forked, forked_control, forked_daemon
 
 ROOT: Final = Path(__file__).parents[2]
 COMMAND: Final = (sys.executable, "-m", "reconciler.daemon.main")
 WITH_CONSTANTS: Final = (sys.executable, "-m", "tests.fakes.launch")
 CONSTANTS: Final = "BYPASSD_TEST_CONSTANTS"
-PATIENCE: Final = float(os.environ.get("BYPASSD_TEST_PATIENCE", "1"))
-"""In software emulation everything takes longer; set by the virtual machine's start script."""
 WITHIN_S: Final = 60.0 * PATIENCE
 """Generous: other programs may keep the machine busy."""
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Self, final
 
-from tests.fakes.daemonprocess import PATIENCE
+from tests.fakes.forkserver import PATIENCE
 
 _PARTS: Final = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|([^\x1b])", re.DOTALL)
 PROJECT: Final = Path(__file__).parents[2]
