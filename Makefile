@@ -43,17 +43,16 @@ types: setup
 
 # First what mostly waits, with the processors to itself when it needs them: daemons on nodes made of directories,
 # containers, and what asks the kernel for facts. Behind it, three at a time and the longest first, what needs nothing
-# but a processor (the type check, five parts of the tests). Then what needs idle CPUs and uses few (mark `quiet`), three
+# but a processor (the type check, five parts of the tests). Then what needs idle CPUs and uses few (mark `quiet`), two
 # at a time: of those with real containers one at a time has the machine's pods. What has the mark `alone` has the
 # machine to itself afterwards: it measures or fills the CPUs. The few tests that failed beside others decide at the
 # end, alone.
-QUIET = quiet-containers quiet-network quiet-nodes
 PARTS = types unit-daemon unit-daemon-starts unit-containers unit-facts unit-rest unit-deciding unit-reconciler unit-cli unit-actuators imports services
 AGAIN = $(VENV)/again
 unit: setup
 	rm -rf $(AGAIN) && mkdir -p $(AGAIN)
 	$(MAKE) --no-print-directory --jobs=7 --output-sync=target $(PARTS)
-	$(MAKE) --no-print-directory --jobs=3 --output-sync=target $(QUIET)
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target quiet-nodes quiet-containers
 	$(PYTEST) $(NAMES)/alone -m alone $(call marked,alone)
 	$(BIN)/python -m tests.again $(AGAIN) -q $(ORDER)
 
@@ -79,10 +78,8 @@ KERNEL = $(call marked,kernel|containerd)
 DAEMON = $(wildcard tests/daemon/test_*.py)
 CONTAINERS = $(filter tests/e2e/%,$(KERNEL))
 FACTS = $(filter-out tests/e2e/% tests/daemon/%,$(KERNEL))
-# They wait for links of a bounded rate, and hardly use a CPU.
-NETWORK = $(foreach file,$(call marked,quiet),$(if $(findstring network,$(file)),$(file)))
 STARTS = $(filter tests/daemon/test_o% tests/daemon/test_r% tests/daemon/test_s% tests/daemon/test_t%,$(DAEMON))
-.PHONY: $(PARTS) bytecode $(QUIET)
+.PHONY: $(PARTS) bytecode quiet-nodes quiet-containers
 # One process compiles what all of them import, while the type check has the other processor.
 $(filter-out types imports services,$(PARTS)): bytecode
 bytecode:
@@ -119,11 +116,8 @@ unit-facts:
 unit-containers:
 	$(WAITING) $(NAMES)/$@ $(CONTAINERS)
 
-quiet-network:
-	$(PYTEST) -p no:cacheprovider $(NAMES)/$@ -m quiet $(NETWORK)
-
 quiet-nodes:
-	$(PYTEST) -p no:cacheprovider $(NAMES)/$@ -m quiet $(filter-out tests/e2e/% $(NETWORK),$(call marked,quiet))
+	$(PYTEST) -p no:cacheprovider $(NAMES)/$@ -m quiet $(filter-out tests/e2e/%,$(call marked,quiet))
 
 quiet-containers:
 	$(PYTEST) -p no:cacheprovider $(NAMES)/$@ -m quiet $(filter tests/e2e/%,$(call marked,quiet))
