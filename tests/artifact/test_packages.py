@@ -82,7 +82,8 @@ def unpacked(kind: str, place: Path) -> Path:
 @pytest.mark.parametrize("kind", ["deb", "rpm"])
 def test_it_has_the_tree_of_the_tarball(kind: str, tmp_path: Path) -> None:
     with tarfile.open(TARBALL) as archive:
-        archive.extractall(tmp_path / "tarball", filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(tmp_path / "tarball")
     (tree,) = (tmp_path / "tarball").iterdir()
     root = unpacked(kind, tmp_path / "root")
 
@@ -178,10 +179,10 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Maker:
     """Makes a small package of a kind and version."""
     place = tmp_path_factory.mktemp("small")
     with tarfile.open(TARBALL) as archive:
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(
             place / "real",
             members=[item for item in archive if "/lib/" not in item.name and "/bin/" not in item.name],
-            filter="data",
         )
     (real,) = (place / "real").iterdir()
 
@@ -394,7 +395,8 @@ def test_a_purge_keeps_the_store_of_the_tarball(debian: Host) -> None:
 
 def test_the_tarball_refuses_a_host_with_a_package(debian: Host, tmp_path: Path) -> None:
     with tarfile.open(TARBALL) as archive:
-        archive.extractall(debian.root / "unpacked", filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(debian.root / "unpacked")
     (top,) = (debian.root / "unpacked").iterdir()
     said = debian.run(f"/unpacked/{top.name}/install.sh", code=1)
     assert "apt-get remove bypassd" in said

@@ -29,7 +29,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The unpacked tarball."""
     place = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(TARBALL) as archive:
-        archive.extractall(place, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(place)
     (top,) = place.iterdir()
     return top
 

@@ -168,7 +168,8 @@ def product(tarball: Path, packages: Path = REPOSITORY) -> Path:
     tree.mkdir(parents=True)
     with tarfile.open(tarball) as archive:
         top = archive.getnames()[0].split("/")[0]
-        archive.extractall(tree, filter="tar")
+        archive.extraction_filter = getattr(tarfile, "tar_filter", None)
+        archive.extractall(tree)
     (tree / top).rename(tree / "agent")
     ours = tree / "agent/lib/bypassd/bypassd"
     for name in OURS:
