@@ -82,8 +82,8 @@ class InstanceLock:
 def exclusive(directory: str) -> Iterator[None]:
     """Hold the lock of the directory of all pods' groups, whatever the state directory is. It need not exist.
 
-    Any user may open that directory: only a lock of a process of root counts, as another daemon is one. The
-    kernel reports no pid for a process that has ended and left the lock to a child; a daemon has no such child.
+    Any user may open that directory: only a lock of a process of root counts, as another daemon is one. The kernel
+    reports no pid for a process that has ended and left the lock to a child; a daemon has no such child.
 
     Errors: `AlreadyRunningError`.
     """

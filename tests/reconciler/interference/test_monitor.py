@@ -1,4 +1,7 @@
-"""The observer in the agent: signals become a judgement and settings, evictions are ordered, alerts are sent."""
+"""The observer in the agent: signals become a judgement and settings, evictions are ordered, alerts are sent.
+
+Longer than other modules because all of it is read with one scripted reader, evictor and agent.
+"""
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
